@@ -1,0 +1,267 @@
+package leaseclient
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Call holds what every mutating request carries.
+type Call struct {
+	// RequestID is globally unique. A repetition with the same id and the
+	// same inputs returns the first result and changes nothing.
+	RequestID string
+	// Deadline is the caller's own time by which the operation must have
+	// begun. It must be set; the store is asked to refuse after it.
+	Deadline time.Time
+}
+
+// AcquireRequest asks for a lease on a free identity.
+type AcquireRequest struct {
+	Call
+	Identity Identity
+	Owner    Owner
+	// TTL and MaxLifetime of zero ask for the policy's defaults.
+	TTL         time.Duration
+	MaxLifetime time.Duration
+	ExecutionID string
+	JobID       string
+	TraceID     string
+	// Metadata is a bounded, non-secret JSON object; nil means empty.
+	Metadata map[string]any
+}
+
+// RenewRequest asks to extend a lease. Every field must match the record.
+type RenewRequest struct {
+	Call
+	Identity    Identity
+	LeaseID     string
+	PrincipalID string
+	InstanceID  string
+	Token       uint64
+}
+
+// ReleaseRequest gives a lease back. Every field must match the record.
+type ReleaseRequest struct {
+	Call
+	Identity    Identity
+	LeaseID     string
+	PrincipalID string
+	InstanceID  string
+	Token       uint64
+}
+
+// InspectRequest reads the current record of an identity.
+type InspectRequest struct {
+	Identity Identity
+	Deadline time.Time
+}
+
+// NewID returns a fresh random identifier with the given prefix, such as
+// "request". It carries 128 random bits.
+func NewID(prefix string) string {
+	return prefix + "_" + strings.ToLower(rand.Text())
+}
+
+// identifierPattern bounds identifiers that the caller makes up. They go into
+// logs, headers and JSON, so only characters that need no escaping are allowed.
+var identifierPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@/+=-]*$`)
+
+// ValidateIdentifier checks an identifier of a request, such as a request id.
+func ValidateIdentifier(field, value string) error {
+	switch {
+	case value == "":
+		return &InvalidError{Field: field, Reason: "missing"}
+	case len(value) > MaxIdentifierBytes:
+		return &InvalidError{Field: field, Reason: fmt.Sprintf("longer than %d bytes", MaxIdentifierBytes)}
+	case strings.Contains(value, ".."):
+		return &InvalidError{Field: field, Reason: "contains path syntax"}
+	case !identifierPattern.MatchString(value):
+		return &InvalidError{Field: field, Reason: "must start with a letter or a digit and hold only letters, digits and . _ : @ / + = -"}
+	}
+	return nil
+}
+
+// validate checks what every call carries.
+func (c Call) validate() error {
+	if err := ValidateIdentifier("request_id", c.RequestID); err != nil {
+		return err
+	}
+	if c.Deadline.IsZero() {
+		return &InvalidError{Field: "deadline_at", Reason: "missing"}
+	}
+	return nil
+}
+
+// validateExact checks the tuple that renewal and release compare.
+func validateExact(c Call, id Identity, leaseID, principal, instance string, token uint64) error {
+	if err := c.validate(); err != nil {
+		return err
+	}
+	if n, err := id.Normalize(); err != nil {
+		return err
+	} else if n != id {
+		return &InvalidError{Field: "lock_identity", Reason: "not in canonical form"}
+	}
+	for _, f := range [...]struct{ name, value string }{
+		{"lease_id", leaseID},
+		{"owner_principal_id", principal},
+		{"service_instance_id", instance},
+	} {
+		if err := ValidateIdentifier(f.name, f.value); err != nil {
+			return err
+		}
+	}
+	if token == 0 || token > MaxToken {
+		return &InvalidError{Field: "fencing_token", Reason: "out of range"}
+	}
+	return nil
+}
+
+// Validate checks the request's form; the store decides everything else.
+func (r RenewRequest) Validate() error {
+	return validateExact(r.Call, r.Identity, r.LeaseID, r.PrincipalID, r.InstanceID, r.Token)
+}
+
+// Validate checks the request's form; the store decides everything else.
+func (r ReleaseRequest) Validate() error {
+	return validateExact(r.Call, r.Identity, r.LeaseID, r.PrincipalID, r.InstanceID, r.Token)
+}
+
+// Validate checks the request's form. TTL and lifetime are judged by the
+// store's [TimePolicy].
+func (r AcquireRequest) Validate() error {
+	if err := r.Call.validate(); err != nil {
+		return err
+	}
+	if n, err := r.Identity.Normalize(); err != nil {
+		return err
+	} else if n != r.Identity {
+		return &InvalidError{Field: "lock_identity", Reason: "not in canonical form"}
+	}
+	for _, f := range [...]struct{ name, value string }{
+		{"owner_principal_id", r.Owner.PrincipalID},
+		{"owner_client_id", r.Owner.ClientID},
+		{"owner_credential_id", r.Owner.CredentialID},
+		{"service_instance_id", r.Owner.InstanceID},
+		{"execution_id", r.ExecutionID},
+		{"job_id", r.JobID},
+		{"trace_id", r.TraceID},
+	} {
+		if err := ValidateIdentifier(f.name, f.value); err != nil {
+			return err
+		}
+	}
+	_, err := EncodeMetadata(r.Metadata)
+	return err
+}
+
+// digestOf hashes a value's JSON. Struct order makes it deterministic, and the
+// operation's name keeps two operations apart.
+func digestOf(op string, v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		// Requests are validated before they are digested; what is left cannot
+		// fail to encode.
+		panic(fmt.Sprintf("digest of %s request: %v", op, err))
+	}
+	h := sha256.New()
+	h.Write([]byte(op + "\n"))
+	h.Write(b)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Digest covers every input that changes what the operation does. The deadline
+// is left out: a retry has another one and is still the same request.
+func (r AcquireRequest) Digest(ttl, maxLifetime time.Duration) string {
+	meta, err := EncodeMetadata(r.Metadata)
+	if err != nil {
+		panic(fmt.Sprintf("digest of unvalidated acquire request: %v", err))
+	}
+	return digestOf("acquire", []string{
+		r.Identity.Canonical(), r.Owner.PrincipalID, r.Owner.ClientID, r.Owner.CredentialID, r.Owner.InstanceID,
+		fmt.Sprint(ttl.Milliseconds()), fmt.Sprint(maxLifetime.Milliseconds()),
+		r.ExecutionID, r.JobID, r.TraceID, meta,
+	})
+}
+
+// Digest covers every input that changes what the operation does.
+func (r RenewRequest) Digest() string {
+	return digestOf("renew", []string{r.Identity.Canonical(), r.LeaseID, r.PrincipalID, r.InstanceID, fmt.Sprint(r.Token)})
+}
+
+// Digest covers every input that changes what the operation does.
+func (r ReleaseRequest) Digest() string {
+	return digestOf("release", []string{r.Identity.Canonical(), r.LeaseID, r.PrincipalID, r.InstanceID, fmt.Sprint(r.Token)})
+}
+
+// secretKey matches member names that would hold a credential.
+var secretKey = regexp.MustCompile(`(?i)(pass(word|wd|phrase)?$|secret|token$|api[_-]?key|authorization|credential|private[_-]?key|bearer|cookie|connection[_-]?string|dsn$)`)
+
+// EncodeMetadata validates metadata and returns its JSON with members sorted.
+// The error is an [*InvalidError] on the field "metadata".
+func EncodeMetadata(m map[string]any) (string, error) {
+	if len(m) == 0 {
+		return "{}", nil
+	}
+	if len(m) > MaxMetadataKeys {
+		return "", &InvalidError{Field: "metadata", Reason: fmt.Sprintf("more than %d members", MaxMetadataKeys)}
+	}
+	if reason := checkMetadata(m, 1); reason != "" {
+		return "", &InvalidError{Field: "metadata", Reason: reason}
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(m); err != nil {
+		return "", &InvalidError{Field: "metadata", Reason: "cannot be written as JSON"}
+	}
+	s := strings.TrimSuffix(b.String(), "\n")
+	if len(s) > MaxMetadataBytes {
+		return "", &InvalidError{Field: "metadata", Reason: fmt.Sprintf("longer than %d bytes as JSON", MaxMetadataBytes)}
+	}
+	return s, nil
+}
+
+// checkMetadata walks a metadata value and says what is not allowed in it.
+func checkMetadata(v any, depth int) string {
+	if depth > MaxMetadataDepth {
+		return fmt.Sprintf("nested deeper than %d levels", MaxMetadataDepth)
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		for k, e := range v {
+			if k == "" || len(k) > MaxIdentifierBytes || !utf8.ValidString(k) || strings.ContainsFunc(k, unicode.IsControl) {
+				return "has a member whose name is empty, too long or not printable"
+			}
+			if secretKey.MatchString(k) {
+				return "has a member whose name says that it holds a credential"
+			}
+			if s := checkMetadata(e, depth+1); s != "" {
+				return s
+			}
+		}
+	case []any:
+		for _, e := range v {
+			if s := checkMetadata(e, depth+1); s != "" {
+				return s
+			}
+		}
+	case string:
+		if !utf8.ValidString(v) {
+			return "holds text that is not valid UTF-8"
+		}
+	case nil, bool, float64, json.Number, int, int64:
+	default:
+		return "holds a value that JSON cannot express"
+	}
+	return ""
+}
