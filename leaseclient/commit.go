@@ -76,6 +76,9 @@ type BeginRequest struct {
 	Ref      Ref
 	Deadline time.Time
 	Commits  []Commit
+	// Attempt names this attempt of the caller. A withdrawal that names it
+	// takes back no entry of another attempt at the same commit id.
+	Attempt string
 }
 
 // BegunCommit is the store's word on one commit of an accepted batch.
@@ -125,6 +128,8 @@ func (e *LogFullError) Error() string { return "commit log of this lock is full"
 type Ending struct {
 	ID      string
 	Outcome Outcome
+	// Attempt, when set, ends the entry only if that attempt made it.
+	Attempt string
 }
 
 // ClaimMode says which entries a settler may take.
@@ -174,6 +179,9 @@ type Claimed struct {
 	// Ended holds the outcomes of those IDs of ClaimOwn that are not in the
 	// log any more; an id the log never saw is not in it.
 	Ended map[string]Outcome
+	// Until is the boot time at which the claim may have run out. No effect
+	// may be sent for it any more from then on.
+	Until time.Duration
 	Now   StoreTime
 }
 

@@ -1,0 +1,503 @@
+package valkeystore
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/starintel/fencerider/leaseclient"
+)
+
+// commit is a small publish.
+func commit(id string) leaseclient.Commit {
+	return leaseclient.Commit{ID: "commit_" + id, Kind: leaseclient.KindPublish, Target: "ex key with spaces", Effect: []byte("effect \x00 of " + id)}
+}
+
+// beginRequest presents a lease.
+func beginRequest(l leaseclient.Lease, commits ...leaseclient.Commit) leaseclient.BeginRequest {
+	return leaseclient.BeginRequest{Ref: l.Ref(), Deadline: soon(), Commits: commits}
+}
+
+// begin expects acceptance.
+func (f *fixture) begin(t testing.TB, l leaseclient.Lease, ids ...string) *leaseclient.Begun {
+	t.Helper()
+	var cs []leaseclient.Commit
+	for _, id := range ids {
+		cs = append(cs, commit(id))
+	}
+	b, err := f.Begin(t.Context(), beginRequest(l, cs...))
+	if err != nil {
+		t.Fatalf("begin %v: %v", ids, err)
+	}
+	return b
+}
+
+// end expects success.
+func (f *fixture) end(t testing.TB, l leaseclient.Lease, claimer string, outcome leaseclient.Outcome, ids ...string) {
+	t.Helper()
+	var es []leaseclient.Ending
+	for _, id := range ids {
+		es = append(es, leaseclient.Ending{ID: "commit_" + id, Outcome: outcome})
+	}
+	if err := f.End(t.Context(), l.LockKey, claimer, es); err != nil {
+		t.Fatalf("end %v: %v", ids, err)
+	}
+}
+
+// claim asks for entries of a lease's lock.
+func (f *fixture) claim(t testing.TB, l leaseclient.Lease, mode leaseclient.ClaimMode, claimer string, token uint64, ids ...string) *leaseclient.Claimed {
+	t.Helper()
+	var cs []string
+	for _, id := range ids {
+		cs = append(cs, "commit_"+id)
+	}
+	c, err := f.Claim(t.Context(), leaseclient.ClaimRequest{
+		LockKey: l.LockKey, Mode: mode, Claimer: claimer, Token: token, IDs: cs, Deadline: soon(),
+	})
+	if err != nil {
+		t.Fatalf("claim: %v", err)
+	}
+	return c
+}
+
+// logged returns what the log of a lock holds, in order.
+func (f *fixture) logged(t testing.TB, id leaseclient.Identity) []string {
+	t.Helper()
+	v, err := f.raw(t, "ZRANGE", f.key(t, "logq", id), "0", "-1").AsStrSlice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// age moves the not_after of every entry into the past.
+func (f *fixture) age(t testing.TB, id leaseclient.Identity) {
+	t.Helper()
+	for cid, meta := range f.hash(t, f.key(t, "logm", id)) {
+		p := strings.SplitN(meta, " ", 13)
+		for _, i := range []int{3, 4} {
+			n, err := strconv.ParseInt(p[i], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p[i] = strconv.FormatInt(n-10_000, 10)
+		}
+		f.raw(t, "HSET", f.key(t, "logm", id), cid, strings.Join(p, " "))
+	}
+	f.raw(t, "ZADD", f.shardKey(t, "unsettled", id), "XX", "1", digestText(id.LockKey()))
+}
+
+func TestBeginAcceptsAndLogsTheEffect(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	b := f.begin(t, a.Lease, "1", "2")
+	for i, c := range b.Commits {
+		if c.Seq != uint64(i+1) || c.AcceptedAt != b.Now || c.NotAfter != b.Now.Add(5*time.Second) || c.ExpiresAt != a.Lease.ExpiresAt || c.Repeated || c.Prior != "" {
+			t.Errorf("commit %d: %+v", i, c)
+		}
+	}
+	fence := f.hash(t, f.key(t, "fence", id))
+	if fence["hwm"] != "1" || fence["hwm_lease"] != a.Lease.LeaseID || fence["seq"] != "2" {
+		t.Errorf("fence %v", fence)
+	}
+	if got := f.logged(t, id); !reflect.DeepEqual(got, []string{"commit_1", "commit_2"}) {
+		t.Errorf("log %v", got)
+	}
+	f.age(t, id)
+	c := f.claim(t, a.Lease, leaseclient.ClaimOwn, "me", 0, "1", "2")
+	if len(c.Entries) != 2 {
+		t.Fatalf("claimed %+v", c)
+	}
+	e := c.Entries[0]
+	if e.ID != "commit_1" || string(e.Effect) != string(commit("1").Effect) || e.Target != commit("1").Target || e.Kind != leaseclient.KindPublish ||
+		e.Identity != id || e.Token != 1 || e.LeaseID != a.Lease.LeaseID || e.ExecutionID != "execution_1" || e.TraceID != "trace_1" || e.ExpiresAt != a.Lease.ExpiresAt {
+		t.Errorf("entry %+v", e)
+	}
+	f.end(t, a.Lease, "", leaseclient.OutcomeConfirmed, "1", "2")
+	if got := f.logged(t, id); len(got) != 0 {
+		t.Errorf("log %v", got)
+	}
+	if f.hash(t, f.key(t, "fence", id))["log_bytes"] != "0" || f.exists(t, f.key(t, "loge", id)) || f.exists(t, f.key(t, "logm", id)) {
+		t.Error("something is left of the log")
+	}
+	if n, _ := f.raw(t, "ZCARD", f.shardKey(t, "unsettled", id)).AsInt64(); n != 0 {
+		t.Error("the lock is still listed as unsettled")
+	}
+}
+
+func TestBeginNeedsTheExactActiveLease(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	for name, change := range map[string]func(*leaseclient.Ref){
+		"lease id":  func(r *leaseclient.Ref) { r.LeaseID = "lease_000_other" },
+		"principal": func(r *leaseclient.Ref) { r.OwnerPrincipalID = "prn_two" },
+		"token":     func(r *leaseclient.Ref) { r.Token = 2 },
+		"identity":  func(r *leaseclient.Ref) { r.Identity = testIdentity("b"); r.LockKey = r.Identity.LockKey() },
+	} {
+		r := beginRequest(a.Lease, commit(name[:2]))
+		change(&r.Ref)
+		_, err := f.Begin(t.Context(), r)
+		if leaseclient.CodeOf(err) != leaseclient.CodeLost {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	r := beginRequest(a.Lease, commit("x"))
+	r.Ref.LockKey = testIdentity("b").LockKey()
+	if _, err := f.Begin(t.Context(), r); leaseclient.CodeOf(err) != leaseclient.CodeInvalid {
+		t.Errorf("foreign lock key: %v", err)
+	}
+	f.expire(t, a.Lease)
+	_, err := f.Begin(t.Context(), beginRequest(a.Lease, commit("x")))
+	wantCode(t, err, leaseclient.CodeLost)
+	b := f.acquire(t, id, "two")
+	_, err = f.Begin(t.Context(), beginRequest(a.Lease, commit("x")))
+	wantCode(t, err, leaseclient.CodeLost)
+	f.begin(t, b.Lease, "y")
+	_, err = f.Begin(t.Context(), beginRequest(a.Lease, commit("x")))
+	wantCode(t, err, leaseclient.CodeLost)
+	if got := f.logged(t, id); !reflect.DeepEqual(got, []string{"commit_y"}) {
+		t.Errorf("log %v", got)
+	}
+	f.release(t, b.Lease)
+	_, err = f.Begin(t.Context(), beginRequest(b.Lease, commit("z")))
+	wantCode(t, err, leaseclient.CodeLost)
+}
+
+func TestBeginIsIdempotentByCommitID(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	first := f.begin(t, a.Lease, "1", "2")
+	again := f.begin(t, a.Lease, "1", "2")
+	for i := range first.Commits {
+		x, y := first.Commits[i], again.Commits[i]
+		if !y.Repeated || x.Seq != y.Seq || x.AcceptedAt != y.AcceptedAt || x.NotAfter != y.NotAfter {
+			t.Errorf("repeated %+v, want %+v", y, x)
+		}
+	}
+	if got := f.logged(t, id); len(got) != 2 {
+		t.Errorf("log %v", got)
+	}
+	other := commit("1")
+	other.Effect = []byte("something else")
+	_, err := f.Begin(t.Context(), beginRequest(a.Lease, other))
+	wantCode(t, err, leaseclient.CodeIdempotencyConflict)
+
+	// After its lease is gone it is still accepted, since it was.
+	f.expire(t, a.Lease)
+	if b := f.begin(t, a.Lease, "1"); !b.Commits[0].Repeated {
+		t.Errorf("%+v", b.Commits[0])
+	}
+	_, err = f.Begin(t.Context(), beginRequest(a.Lease, commit("1"), commit("3")))
+	wantCode(t, err, leaseclient.CodeLost)
+	f.end(t, a.Lease, "", leaseclient.OutcomeConfirmed, "1")
+	f.end(t, a.Lease, "", leaseclient.OutcomeCancelled, "2")
+	c := f.acquire(t, id, "two")
+	b := f.begin(t, c.Lease, "1", "2")
+	if b.Commits[0].Prior != leaseclient.OutcomeConfirmed || b.Commits[1].Prior != "" || b.Commits[1].Repeated {
+		t.Errorf("prior %+v", b.Commits)
+	}
+}
+
+func TestFormerHolderCannotRideOnItsSuccessorsEntry(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.release(t, a.Lease)
+	b := f.acquire(t, id, "two")
+	f.begin(t, b.Lease, "shared")
+	_, err := f.Begin(t.Context(), beginRequest(a.Lease, commit("shared")))
+	wantCode(t, err, leaseclient.CodeLost)
+}
+
+func TestSuccessorBeginsOnlyWhenThePredecessorIsSettled(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "1", "2", "3")
+	f.release(t, a.Lease)
+	b := f.acquire(t, id, "two")
+	_, err := f.Begin(t.Context(), beginRequest(b.Lease, commit("4")))
+	u, ok := errors.AsType[*leaseclient.UnsettledError](err)
+	if !ok || u.Count != 3 || u.Wait <= 0 || u.Wait > 5*time.Second {
+		t.Fatalf("begin over unsettled: %v %+v", err, u)
+	}
+	// Nobody takes them before their time.
+	c := f.claim(t, b.Lease, leaseclient.ClaimBefore, "x", b.Lease.Token)
+	if len(c.Entries) != 0 || c.Settled || c.Wait <= 0 {
+		t.Fatalf("claimed too early: %+v", c)
+	}
+	f.age(t, id)
+	c = f.claim(t, b.Lease, leaseclient.ClaimBefore, "x", b.Lease.Token)
+	var got []string
+	for _, e := range c.Entries {
+		got = append(got, e.ID)
+	}
+	if !reflect.DeepEqual(got, []string{"commit_1", "commit_2", "commit_3"}) {
+		t.Fatalf("claimed %v", got)
+	}
+	// A claim keeps others away, and only its holder ends under it.
+	if c := f.claim(t, b.Lease, leaseclient.ClaimSweep, "y", 0); len(c.Entries) != 0 || c.Wait <= 0 {
+		t.Fatalf("two claims: %+v", c)
+	}
+	err = f.End(t.Context(), b.Lease.LockKey, "y", []leaseclient.Ending{{ID: "commit_1", Outcome: leaseclient.OutcomeConfirmed}})
+	wantCode(t, err, leaseclient.CodeLost)
+	f.end(t, b.Lease, "x", leaseclient.OutcomeConfirmed, "1", "2")
+	if _, err := f.Begin(t.Context(), beginRequest(b.Lease, commit("4"))); err == nil {
+		t.Fatal("began while one entry is left")
+	}
+	f.end(t, b.Lease, "x", leaseclient.OutcomeQuarantined, "3")
+	if f.hash(t, f.key(t, "qtn", id))["commit_3"] == "" || f.hash(t, f.key(t, "qte", id))["commit_3"] != string(commit("3").Effect) {
+		t.Error("the quarantined commit is not kept")
+	}
+	if c := f.claim(t, b.Lease, leaseclient.ClaimBefore, "x", b.Lease.Token); !c.Settled {
+		t.Fatalf("not settled: %+v", c)
+	}
+	f.begin(t, b.Lease, "4")
+}
+
+func TestSweepLeavesAStandingLeaseAlone(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "1")
+	listed := func() bool {
+		d, err := leaseclient.ParseLockKey(id.LockKey())
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, err := f.Unsettled(t.Context(), shardOf(d, 4), 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reflect.DeepEqual(keys, []string{id.LockKey()})
+	}
+	if listed() {
+		t.Fatal("listed before its time")
+	}
+	f.age(t, id)
+	if !listed() {
+		t.Fatal("not listed")
+	}
+	c := f.claim(t, a.Lease, leaseclient.ClaimSweep, "s", 0)
+	if len(c.Entries) != 0 || c.Settled || c.Wait <= 0 {
+		t.Fatalf("swept a standing lease: %+v", c)
+	}
+	if listed() {
+		t.Error("still listed after the sweeper looked: it would look at it for ever")
+	}
+	f.release(t, a.Lease)
+	f.age(t, id)
+	c = f.claim(t, a.Lease, leaseclient.ClaimSweep, "s", 0)
+	if len(c.Entries) != 1 {
+		t.Fatalf("not swept: %+v", c)
+	}
+	f.end(t, a.Lease, "s", leaseclient.OutcomeConfirmed, "1")
+	// The sidecar that abandoned it learns how it ended.
+	own := f.claim(t, a.Lease, leaseclient.ClaimOwn, "me", 0, "1", "never")
+	if !own.Settled || own.Ended["commit_1"] != leaseclient.OutcomeConfirmed || len(own.Ended) != 1 {
+		t.Errorf("own: %+v", own)
+	}
+}
+
+func TestClaimsRunOutAndAreGivenUp(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.ClaimTime = 50 * time.Millisecond })
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "1")
+	f.release(t, a.Lease)
+	f.age(t, id)
+	if c := f.claim(t, a.Lease, leaseclient.ClaimSweep, "x", 0); len(c.Entries) != 1 {
+		t.Fatalf("%+v", c)
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		c := f.claim(t, a.Lease, leaseclient.ClaimSweep, "y", 0)
+		if len(c.Entries) == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the claim never ran out")
+		}
+	}
+	err := f.End(t.Context(), a.Lease.LockKey, "x", []leaseclient.Ending{{ID: "commit_1", Outcome: leaseclient.OutcomeConfirmed}})
+	wantCode(t, err, leaseclient.CodeLost)
+	if err := f.Unclaim(t.Context(), a.Lease.LockKey, "y"); err != nil {
+		t.Fatal(err)
+	}
+	if c := f.claim(t, a.Lease, leaseclient.ClaimSweep, "z", 0); len(c.Entries) != 1 {
+		t.Fatalf("%+v", c)
+	}
+}
+
+func TestWithdrawalSparesAnotherAttempt(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	r := beginRequest(a.Lease, commit("1"))
+	r.Attempt = "attempt_2"
+	if _, err := f.Begin(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	withdraw := func(attempt string) {
+		if err := f.End(t.Context(), a.Lease.LockKey, "", []leaseclient.Ending{{ID: "commit_1", Outcome: leaseclient.OutcomeCancelled, Attempt: attempt}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	withdraw("attempt_1")
+	if got := f.logged(t, id); len(got) != 1 {
+		t.Fatalf("log %v", got)
+	}
+	withdraw("attempt_2")
+	if got := f.logged(t, id); len(got) != 0 {
+		t.Fatalf("log %v", got)
+	}
+}
+
+func TestLogIsBounded(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.MaxEntries, o.MaxBytes = 3, 1000 })
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "1", "2")
+	_, err := f.Begin(t.Context(), beginRequest(a.Lease, commit("3"), commit("4")))
+	wantCode(t, err, leaseclient.CodeRateLimited)
+	if full, ok := errors.AsType[*leaseclient.LogFullError](err); !ok || full.Entries != 2 {
+		t.Errorf("%v", err)
+	}
+	if got := f.logged(t, id); len(got) != 2 {
+		t.Errorf("a refused batch left %v", got)
+	}
+	f.begin(t, a.Lease, "3")
+	f.end(t, a.Lease, "", leaseclient.OutcomeConfirmed, "1", "2", "3")
+	big := commit("big")
+	big.Effect = make([]byte, 1001)
+	_, err = f.Begin(t.Context(), beginRequest(a.Lease, big))
+	wantCode(t, err, leaseclient.CodeRateLimited)
+}
+
+func TestClaimIsBoundedInBytesButNeverStuck(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	for i := range 5 {
+		c := commit(fmt.Sprint(i))
+		c.Effect = make([]byte, 1000)
+		if _, err := f.Begin(t.Context(), beginRequest(a.Lease, c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.release(t, a.Lease)
+	f.age(t, id)
+	for _, tc := range []struct {
+		bytes int64
+		want  int
+	}{{10, 1}, {2500, 2}, {1 << 20, 5}} {
+		c, err := f.Claim(t.Context(), leaseclient.ClaimRequest{LockKey: a.Lease.LockKey, Mode: leaseclient.ClaimSweep, Claimer: "x", MaxBytes: tc.bytes, Deadline: soon()})
+		if err != nil || len(c.Entries) != tc.want {
+			t.Errorf("%d bytes: %d entries, %v", tc.bytes, len(c.Entries), err)
+		}
+	}
+}
+
+func TestEndingsAreForgottenInTime(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "old")
+	f.end(t, a.Lease, "", leaseclient.OutcomeConfirmed, "old")
+	f.raw(t, "ZADD", f.key(t, "doneq", id), "1", "commit_old")
+	f.begin(t, a.Lease, "new")
+	f.end(t, a.Lease, "", leaseclient.OutcomeConfirmed, "new")
+	done := f.hash(t, f.key(t, "done", id))
+	if len(done) != 1 || done["commit_new"] == "" {
+		t.Errorf("remembered %v", done)
+	}
+}
+
+func TestEndingsGoThroughWhenMemoryIsFull(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "1")
+	f.raw(t, "CONFIG", "SET", "maxmemory", "1")
+	_, beginErr := f.Begin(t.Context(), beginRequest(a.Lease, commit("2")))
+	_, acquireErr := f.Acquire(t.Context(), acquireRequest(testIdentity("b"), "one"))
+	_, renewErr := f.Renew(t.Context(), renewRequest(a.Lease))
+	endErr := f.End(t.Context(), a.Lease.LockKey, "", []leaseclient.Ending{{ID: "commit_1", Outcome: leaseclient.OutcomeConfirmed}})
+	_, releaseErr := f.Release(t.Context(), releaseRequest(a.Lease))
+	f.raw(t, "CONFIG", "SET", "maxmemory", "0")
+	wantCode(t, beginErr, leaseclient.CodeUnavailable)
+	wantCode(t, acquireErr, leaseclient.CodeUnavailable)
+	for name, err := range map[string]error{"renew": renewErr, "end": endErr, "release": releaseErr} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if got := f.logged(t, id); len(got) != 0 {
+		t.Errorf("log %v", got)
+	}
+}
+
+func TestDamagedLogIsLeftAlone(t *testing.T) {
+	f := newFixture(t)
+	for name, damage := range map[string]func(id leaseclient.Identity){
+		"meta missing":   func(id leaseclient.Identity) { f.raw(t, "HDEL", f.key(t, "logm", id), "commit_1") },
+		"meta malformed": func(id leaseclient.Identity) { f.raw(t, "HSET", f.key(t, "logm", id), "commit_1", "1 x") },
+		"queue type":     func(id leaseclient.Identity) { f.raw(t, "SET", f.key(t, "logq", id), "x") },
+		"effects type":   func(id leaseclient.Identity) { f.raw(t, "SET", f.key(t, "loge", id), "x") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			id := testIdentity(strings.ReplaceAll(name, " ", "-"))
+			a := f.acquire(t, id, "one")
+			f.begin(t, a.Lease, "1", "2")
+			f.age(t, id)
+			damage(id)
+			if _, err := f.Begin(t.Context(), beginRequest(a.Lease, commit("3"))); !errors.Is(err, ErrCorrupt) {
+				t.Errorf("begin: %v", err)
+			}
+			_, err := f.Claim(t.Context(), leaseclient.ClaimRequest{LockKey: a.Lease.LockKey, Mode: leaseclient.ClaimBefore, Claimer: "x", Token: 9, Deadline: soon()})
+			if !errors.Is(err, ErrCorrupt) {
+				t.Errorf("claim: %v", err)
+			}
+		})
+	}
+	t.Run("counter gone", func(t *testing.T) {
+		id := testIdentity("gone")
+		a := f.acquire(t, id, "one")
+		f.begin(t, a.Lease, "1")
+		f.raw(t, "DEL", f.key(t, "fence", id), f.key(t, "lease", id))
+		if _, err := f.Acquire(t.Context(), acquireRequest(id, "two")); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("acquire over a log without a counter: %v", err)
+		}
+	})
+}
+
+func TestHighWaterMarkOfAnotherLeaseUnderOneToken(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.raw(t, "HSET", f.key(t, "fence", id), "hwm", "1", "hwm_lease", "lease_000_other")
+	_, err := f.Begin(t.Context(), beginRequest(a.Lease, commit("1")))
+	if !errors.Is(err, ErrCorrupt) {
+		t.Fatalf("begin: %v", err)
+	}
+}
+
+func BenchmarkBegin(b *testing.B) {
+	f := newFixture(b)
+	a := f.acquire(b, testIdentity("bench"), "one")
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		i++
+		id := fmt.Sprint("b", i)
+		f.begin(b, a.Lease, id)
+		f.end(b, a.Lease, "", leaseclient.OutcomeConfirmed, id)
+	}
+}

@@ -1,0 +1,117 @@
+#!lua
+-- Accepts commits of one lock, in order, all or none. This is the linearization
+-- point of every authoritative write.
+-- ARGV: 6 canonical identity, 7-13 its components, 14 lease id, 15 principal,
+--   16 token, 17 arrival bound ms, 18 maximum entries, 19 maximum bytes,
+--   20 attempt, 21 execution, 22 trace, 23 number of commits,
+--   then four a commit: id, kind, target, effect
+local no = closed()
+if no then return no end
+local fence, damage = load_fence(ARGV[6])
+if damage then return corrupt(damage) end
+local lease
+lease, damage = load_lease(fence, 7)
+if damage then return corrupt(damage) end
+if not log_ok() then return corrupt('log: wrong type') end
+local head
+head, damage = oldest()
+if damage then return corrupt(damage) end
+
+local count = tonumber(ARGV[23])
+local known, fresh, bytes = {}, 0, 0
+for i = 1, count do
+  local at = 24 + (i - 1) * 4
+  local id = ARGV[at]
+  local meta = redis.call('HGET', lock('logm'), id)
+  if meta then
+    known[i] = parse_entry(meta)
+    if not known[i] then return corrupt('log: an entry is damaged') end
+  else
+    local ended = redis.call('HGET', lock('done'), id)
+    local outcome, seq, accepted, not_after, expires
+    if ended then
+      outcome, seq, accepted, not_after, expires = string.match(ended, '^(%S+) (%d+) (%d+) (%d+) (%d+) %d+$')
+      if not outcome then return corrupt('log: an ending is damaged') end
+    end
+    -- What was withdrawn before its effect was never done, so it may be asked
+    -- for again. Every other ending is final.
+    if ended and outcome ~= 'cancelled' then
+      known[i] = { seq = seq, accepted = accepted, not_after = not_after, expires = expires, outcome = outcome }
+    else
+      fresh = fresh + 1
+      bytes = bytes + #ARGV[at + 2] + #ARGV[at + 3]
+    end
+  end
+end
+
+-- Entries of an earlier lease are finished before anything new begins, and a
+-- repeated id among them is no exception.
+local token = tonumber(ARGV[16])
+if head and head.token < token then
+  return { 'unsettled', text(NOW), text(redis.call('ZCARD', lock('logq'))), text(math.max(0, head.not_after - NOW)) }
+end
+-- A repeated id must be the same commit of the same lease. A former holder that
+-- repeats an id which its successor has in the log would otherwise send it.
+for i = 1, count do
+  local e, at = known[i], 24 + (i - 1) * 4
+  if e and not e.outcome then
+    if e.lease_id ~= ARGV[14] then return { 'lease_lost', text(NOW) } end
+    if e.target ~= ARGV[at + 2] or (redis.call('HGET', lock('loge'), ARGV[at]) or '') ~= ARGV[at + 3] then
+      return { 'idempotency_conflict', text(NOW) }
+    end
+  end
+end
+
+if fresh > 0 then
+  no = late()
+  if no then return no end
+  if not fence or not lease or lease.expires_at <= NOW or lease.lease_id ~= ARGV[14]
+    or lease.owner_principal_id ~= ARGV[15] or lease.fencing_token ~= token or token < fence.hwm then
+    return { 'lease_lost', text(NOW) }
+  end
+  if token == fence.hwm and fence.hwm_lease ~= ARGV[14] then
+    return corrupt('fence: the high-water mark belongs to another lease of the same token')
+  end
+  local entries = redis.call('ZCARD', lock('logq'))
+  if entries + fresh > tonumber(ARGV[18]) or fence.log_bytes + bytes > tonumber(ARGV[19]) then
+    return { 'log_full', text(NOW), text(entries), text(fence.log_bytes) }
+  end
+end
+
+local out = { 'begun', text(NOW) }
+local seq, not_after = fence and fence.seq or 0, NOW + tonumber(ARGV[17])
+for i = 1, count do
+  local at = 24 + (i - 1) * 4
+  local e = known[i]
+  if e then
+    local num = function(v) return type(v) == 'number' and text(v) or v end
+    out[#out + 1] = num(e.seq)
+    out[#out + 1] = num(e.accepted)
+    out[#out + 1] = num(e.not_after)
+    out[#out + 1] = num(e.expires)
+    out[#out + 1] = 'repeated'
+    out[#out + 1] = e.outcome or ''
+  else
+    local id = ARGV[at]
+    seq = seq + 1
+    local size = #ARGV[at + 2] + #ARGV[at + 3]
+    redis.call('HDEL', lock('done'), id)
+    redis.call('ZREM', lock('doneq'), id)
+    redis.call('ZADD', lock('logq'), text(seq), id)
+    redis.call('HSET', lock('logm'), id, table.concat({ '1', text(seq), text(token), text(NOW), text(not_after),
+      text(lease.expires_at), text(size), ARGV[20], ARGV[at + 1], ARGV[14], ARGV[21], ARGV[22], ARGV[at + 2] }, ' '))
+    if ARGV[at + 3] ~= '' then redis.call('HSET', lock('loge'), id, ARGV[at + 3]) end
+    out[#out + 1] = text(seq)
+    out[#out + 1] = text(NOW)
+    out[#out + 1] = text(not_after)
+    out[#out + 1] = text(lease.expires_at)
+    out[#out + 1] = 'first'
+    out[#out + 1] = ''
+  end
+end
+if fresh > 0 then
+  redis.call('HSET', lock('fence'), 'seq', text(seq), 'log_bytes', text(fence.log_bytes + bytes), 'hwm', text(token),
+    'hwm_lease', ARGV[14])
+  if not head then redis.call('ZADD', PREFIX .. 'unsettled', text(not_after), DIGEST) end
+end
+return out

@@ -1,0 +1,44 @@
+#!lua flags=allow-oom
+-- Gives back the lease of exactly this owner, instance and token.
+-- ARGV: 6 canonical identity, 7-13 its components, 14 request digest,
+--   15 idempotency key, 16 lease id, 17 principal, 18 instance, 19 token,
+--   20 retention ms
+local no = closed()
+if no then return no end
+
+local idem = PREFIX .. 'idem:' .. ARGV[15]
+if not is(idem, 'hash') then return corrupt('idempotency: wrong type') end
+local fence, damage = load_fence(ARGV[6])
+if damage then return corrupt(damage) end
+local lease
+lease, damage = load_lease(fence, 7)
+if damage then return corrupt(damage) end
+
+local first, known = hash(idem)
+if known > 0 then
+  if first.op ~= 'release' or not first.digest or not first.lease_id then
+    return corrupt('idempotency: a field is missing or malformed')
+  end
+  if first.digest ~= ARGV[14] then return { 'idempotency_conflict', text(NOW) } end
+  local key = PREFIX .. 'lid:' .. first.lease_id
+  if not is(key, 'hash') then return corrupt('evidence: wrong type') end
+  local evidence = hash(key)
+  local raw = {}
+  for i, name in ipairs(FIELDS) do
+    if not evidence[name] then return corrupt('evidence: ' .. name .. ' is missing') end
+    raw[i] = evidence[name]
+  end
+  if evidence.lock_key ~= LOCK_KEY then return corrupt('evidence: another lock key') end
+  return reply_lease({ 'lease_released', text(NOW), 'replayed' }, raw)
+end
+
+no = late()
+if no then return no end
+if not same(lease, ARGV[16], ARGV[17], ARGV[18], ARGV[19]) then return { 'lease_lost', text(NOW) } end
+if not evidence_ok(lease.lease_id) then return corrupt('history: wrong type') end
+
+retire(lease, 'released', NOW)
+redis.call('HSET', idem, 'op', 'release', 'digest', ARGV[14], 'lease_id', ARGV[16])
+redis.call('PEXPIRE', idem, ARGV[20])
+lease.raw[26] = 'released'
+return reply_lease({ 'lease_released', text(NOW), 'first' }, lease.raw)

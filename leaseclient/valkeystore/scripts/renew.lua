@@ -1,0 +1,53 @@
+#!lua flags=allow-oom
+-- Extends the lease of exactly this owner, instance and token.
+-- ARGV: 6 canonical identity, 7-13 its components, 14 request digest,
+--   15 name of the request, 16 lease id, 17 principal, 18 instance, 19 token,
+--   20 retention ms, 21 reclamation delay ms
+local no = closed()
+if no then return no end
+
+-- The results of renewals live with the lease's id, one field a request: a
+-- lease has many renewals and they all may be forgotten together.
+local results = PREFIX .. 'rnw:' .. ARGV[16]
+if not is(results, 'hash') then return corrupt('idempotency: wrong type') end
+local fence, damage = load_fence(ARGV[6])
+if damage then return corrupt(damage) end
+local lease
+lease, damage = load_lease(fence, 7)
+if damage then return corrupt(damage) end
+
+local first = redis.call('HGET', results, ARGV[15])
+if first then
+  local digest, renewed, expires = string.match(first, '^(%S+) (%d+) (%d+)$')
+  if not digest or not number(renewed) or not number(expires) then
+    return corrupt('idempotency: a renewal is malformed')
+  end
+  if digest ~= ARGV[14] then return { 'idempotency_conflict', text(NOW) } end
+  local key = PREFIX .. 'lid:' .. ARGV[16]
+  if not is(key, 'hash') then return corrupt('evidence: wrong type') end
+  local evidence = hash(key)
+  local raw = {}
+  for i, name in ipairs(FIELDS) do
+    if not evidence[name] then return corrupt('evidence: ' .. name .. ' is missing') end
+    raw[i] = evidence[name]
+  end
+  if evidence.lock_key ~= LOCK_KEY then return corrupt('evidence: another lock key') end
+  raw[17], raw[18], raw[26] = renewed, expires, state_of(ARGV[16], evidence, lease)
+  return reply_lease({ 'lease_renewed', text(NOW), 'replayed' }, raw)
+end
+
+no = late()
+if no then return no end
+if not same(lease, ARGV[16], ARGV[17], ARGV[18], ARGV[19]) then return { 'lease_lost', text(NOW) } end
+
+local last = lease.acquired_at + lease.maximum_lifetime_ms
+local expires = math.min(NOW + lease.ttl_ms, last)
+-- A clock that went back must not shorten what was granted.
+if expires < lease.expires_at then expires = lease.expires_at end
+local renewed = math.max(NOW, lease.renewed_at)
+redis.call('HSET', lock('lease'), 'renewed_at', text(renewed), 'expires_at', text(expires))
+redis.call('PEXPIREAT', lock('lease'), text(expires + tonumber(ARGV[21])))
+redis.call('HSET', results, ARGV[15], ARGV[14] .. ' ' .. text(renewed) .. ' ' .. text(expires))
+redis.call('PEXPIRE', results, ARGV[20])
+lease.raw[17], lease.raw[18] = text(renewed), text(expires)
+return reply_lease({ 'lease_renewed', text(NOW), 'first' }, lease.raw)
