@@ -2,6 +2,7 @@ package fence
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/starintel/fencerider/leaseclient"
@@ -57,6 +58,8 @@ type Accepted struct {
 	clock  leaseclient.Clock
 	// lockKey says which log the entry is in.
 	lockKey string
+	// returned is set by the first End or Abandon.
+	returned atomic.Bool
 }
 
 // NewAccepted builds an accepted commit. It exists for implementations of
@@ -126,5 +129,8 @@ type Effector interface {
 	// allows it. An error says why it stopped early; the rest is tried again
 	// later, so an effect that can never be delivered must be answered with
 	// OutcomeQuarantined instead of an error.
+	//
+	// The right to settle runs out: directly before each effect is sent, the
+	// effector asks [SettleLate] and stops with an error when it is true.
 	Settle(ctx context.Context, entries []leaseclient.Entry) ([]leaseclient.Outcome, error)
 }
