@@ -213,3 +213,19 @@ func (p *Policy) Unprotected() []string {
 	}
 	return list
 }
+
+// Free reports whether everything in a database may pass without a lease: it is
+// not fenced, and the policy says of all its documents that they are off or
+// pass. In a database that is neither free nor fenced each document is judged by
+// itself and everything else that writes is refused.
+func (p *Policy) Free(database string) bool {
+	if p == nil || p.Fenced(database) {
+		return false
+	}
+	if p.couch.unmatched == unmatchedPass {
+		return true
+	}
+	return slices.ContainsFunc(p.couch.rules, func(r couchRule) bool {
+		return r.identity == nil && r.documents.everything() && r.database.Match(database)
+	})
+}
