@@ -197,7 +197,9 @@ func (e *Effector) find(ctx context.Context, database, id, member, commitID stri
 }
 
 // carries reports whether a revision was written by a commit.
-func carries(d *document, commitID string) bool { return d.stamp != nil && d.stamp.CommitID == commitID }
+func carries(d *document, commitID string) bool {
+	return d.stamp != nil && d.stamp.CommitID == commitID
+}
 
 // put repeats the write with exactly the bytes that its own sidecar would send.
 func (e *Effector) put(ctx context.Context, entry leaseclient.Entry, ef effect) (int, error) {
