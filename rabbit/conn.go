@@ -1,0 +1,561 @@
+package rabbit
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/starintel/fencerider/fence"
+	"github.com/starintel/fencerider/fence/failpoint"
+	"github.com/starintel/fencerider/leaseclient"
+	"github.com/starintel/fencerider/rabbit/wire"
+)
+
+// Times of a connection.
+const (
+	handshakeTime = 10 * time.Second
+	// linger is how long a worker has to take the last words.
+	linger = 2 * time.Second
+	// closeWait is how long the broker has to close a channel.
+	closeWait = 5 * time.Second
+	// watchEvery is how often arrival bounds and heartbeats are looked at.
+	watchEvery = 100 * time.Millisecond
+	// initialFrame bounds frames before a size is agreed on; tokens of a login
+	// can be long.
+	initialFrame = 128 << 10
+)
+
+// Reasons why a connection to the broker ends.
+var (
+	errBrokerLost  = errors.New("connection to the broker was lost")
+	errUnconfirmed = errors.New("the broker did not confirm a message within its arrival bound")
+	errLate        = errors.New("the time to send a message has run out")
+	errChannelOpen = errors.New("the broker did not close a channel in time")
+)
+
+// pending is one publish that was forwarded or is going to be.
+type pending struct {
+	seq     uint64
+	channel uint16
+	// tag is the worker's number; zero when it did not ask for confirms.
+	tag uint64
+	// a is nil for a message that needs no lease.
+	a *fence.Accepted
+}
+
+// channel is what the sidecar knows of a worker's channel.
+type channel struct {
+	// confirm and tag are the worker's own mode and numbering.
+	confirm bool
+	tag     uint64
+	// upConfirm, upTag and low are the broker's; out holds what is not settled.
+	upConfirm bool
+	upTag     uint64
+	low       uint64
+	out       map[uint64]*pending
+	// refused: the sidecar closed the channel on both sides. workerDone and
+	// brokerDone say whose answer has come.
+	refused, workerDone, brokerDone bool
+	// brokerClosed: the broker closed it and waits for the worker's answer.
+	brokerClosed bool
+}
+
+// conn is one worker's connection and its own connection to the broker.
+type conn struct {
+	s      *Server
+	log    *zap.Logger
+	client net.Conn
+	cr     *bufio.Reader
+	up     net.Conn
+	ur     *bufio.Reader
+	down   *down
+
+	frameMax  int
+	heartbeat time.Duration
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	// urgent are small frames for the broker that do not stand in the queue.
+	urgent chan []byte
+	// changed wakes whoever waits for channels to change.
+	changed chan struct{}
+
+	mu       sync.Mutex
+	channels map[uint16]*channel
+	orphans  []*pending
+	err      error
+	stopping bool
+	// leaving: connection.close is on its way in one of the directions.
+	leaving bool
+	upWrote time.Time
+	// seq numbers publishes; it belongs to the decider.
+	seq uint64
+}
+
+// newConn prepares a connection; run does the work.
+func newConn(s *Server, client net.Conn) *conn {
+	c := &conn{
+		s: s, log: s.opts.Logger.With(zap.String("adapter", "rabbit")), client: client, cr: bufio.NewReaderSize(client, 64<<10),
+		urgent: make(chan []byte, 64), changed: make(chan struct{}, 1), channels: make(map[uint16]*channel),
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if t, ok := client.(*net.TCPConn); ok {
+		_ = t.SetNoDelay(true)
+	}
+	return c
+}
+
+// notify wakes one waiter; it looks again at what it waits for.
+func (c *conn) notify() {
+	select {
+	case c.changed <- struct{}{}:
+	default:
+	}
+}
+
+// stop ends the connection in an orderly way.
+func (c *conn) stop() {
+	c.mu.Lock()
+	c.stopping = true
+	c.mu.Unlock()
+	_ = c.client.SetReadDeadline(time.Unix(1, 0))
+}
+
+// cut drops the connection to the broker with everything that the kernel still
+// holds of it, so that nothing of it arrives late. The first reason counts.
+func (c *conn) cut(err error) {
+	c.mu.Lock()
+	if c.err == nil {
+		c.err = err
+	}
+	up := c.up
+	c.mu.Unlock()
+	if up != nil {
+		if t, ok := up.(*net.TCPConn); ok {
+			_ = t.SetLinger(0)
+		}
+		_ = up.Close()
+	}
+	c.cancel()
+	_ = c.client.SetReadDeadline(time.Unix(1, 0))
+	c.notify()
+}
+
+// failure returns why the connection was cut.
+func (c *conn) failure() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// run carries one worker from its first byte to its last.
+func (c *conn) run() {
+	defer c.cancel()
+	defer func() { _ = c.client.Close() }()
+	if err := c.handshake(); err != nil {
+		c.log.Info("a connection did not get through its handshake", zap.Error(err))
+		if c.up != nil {
+			_ = c.up.Close()
+		}
+		return
+	}
+	_ = c.client.SetDeadline(time.Time{})
+	_ = c.up.SetDeadline(time.Time{})
+	c.down = newDown(c.client)
+	if c.stopped() {
+		c.stop()
+	}
+
+	batches := make(chan []unit, 1)
+	items := make(chan item, 2*batchUnits)
+	var pipeline, broker, watch sync.WaitGroup
+	watching, stopWatching := context.WithCancel(context.Background())
+	watch.Go(func() { c.watch(watching) })
+	broker.Go(c.readBroker)
+	pipeline.Go(func() { defer close(batches); c.readClient(batches) })
+	pipeline.Go(func() { defer close(items); c.decide(batches, items) })
+	pipeline.Go(func() { c.forward(items) })
+	pipeline.Wait()
+	if c.isLeaving() {
+		// The broker's close-ok is still to come.
+		_ = c.up.SetReadDeadline(time.Now().Add(linger))
+	} else {
+		c.mu.Lock()
+		c.leaving = c.leaving || c.err == nil
+		c.mu.Unlock()
+		_ = c.up.Close()
+	}
+	broker.Wait()
+	_ = c.up.Close()
+	stopWatching()
+	watch.Wait()
+	c.abandon()
+	c.farewell()
+}
+
+// stopped reports whether the server is shutting down.
+func (c *conn) stopped() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stopping
+}
+
+// isLeaving reports whether a connection.close is on its way.
+func (c *conn) isLeaving() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leaving && c.err == nil
+}
+
+// abandon hands over everything that was accepted and not confirmed, in order.
+func (c *conn) abandon() {
+	c.mu.Lock()
+	all := c.orphans
+	for _, ch := range c.channels {
+		for _, p := range ch.out {
+			all = append(all, p)
+		}
+	}
+	c.orphans, c.channels = nil, make(map[uint16]*channel)
+	c.mu.Unlock()
+	c.handOver(all)
+}
+
+// handOver abandons publishes in the order in which they were accepted.
+func (c *conn) handOver(all []*pending) {
+	slices.SortFunc(all, func(a, b *pending) int {
+		if a.seq < b.seq {
+			return -1
+		}
+		return 1
+	})
+	var as []*fence.Accepted
+	for _, p := range all {
+		if p.a != nil {
+			as = append(as, p.a)
+		}
+	}
+	if len(as) > 0 {
+		c.log.Warn("accepted messages were not confirmed, they are being settled", zap.Int("messages", len(as)))
+		c.s.opts.Gate.Abandon(as...)
+	}
+}
+
+// farewell tells the worker why the connection ends, where nobody has yet.
+func (c *conn) farewell() {
+	c.mu.Lock()
+	err, stopping, leaving := c.err, c.stopping, c.leaving
+	c.mu.Unlock()
+	text := ""
+	switch {
+	case stopping:
+		text = "CONNECTION_FORCED - shutting_down: the sidecar ends"
+	case err != nil && !leaving:
+		c.log.Warn("connection to the broker ended", zap.Error(err))
+		text = "CONNECTION_FORCED - " + string(leaseclient.CodeUpstreamUnavailable) + ": the connection to the broker was lost; accepted messages are delivered"
+	}
+	if text != "" {
+		_ = c.down.inject(0, wire.Close{Code: connectionForced, Text: text}.Append(nil, 0, wire.ConnectionClose))
+	}
+	c.down.close(linger)
+	c.lastWords()
+}
+
+// lastWords lets a worker read what was written before its socket is closed: a
+// close with unread bytes would take the words back.
+func (c *conn) lastWords() {
+	if t, ok := c.client.(*net.TCPConn); ok {
+		_ = t.CloseWrite()
+	}
+	_ = c.client.SetReadDeadline(time.Now().Add(linger))
+	_, _ = io.Copy(io.Discard, io.LimitReader(c.client, downHard))
+}
+
+// readClient turns what the worker sends into batches.
+func (c *conn) readClient(batches chan<- []unit) {
+	a := newAssembler(c.s.opts.MaxMessage)
+	before := func() error {
+		deadline := time.Time{}
+		if c.heartbeat > 0 {
+			deadline = time.Now().Add(c.heartbeat*5/2 + time.Second)
+		}
+		_ = c.client.SetReadDeadline(deadline)
+		// Checked after the deadline was set, so that a stop which came in
+		// between is not undone.
+		if c.stopped() || c.failure() != nil {
+			return net.ErrClosed
+		}
+		return nil
+	}
+	for {
+		units, err := readBatch(c.cr, a, c.frameMax+wire.Overhead, before)
+		if len(units) > 0 {
+			batches <- units
+		}
+		if err == nil {
+			continue
+		}
+		if pe := protocolOf(err); pe != nil {
+			c.log.Info("a worker broke the protocol", zap.Error(pe))
+			_ = c.down.inject(0, wire.Close{Code: pe.code, Text: pe.text}.Append(nil, 0, wire.ConnectionClose))
+		}
+		return
+	}
+}
+
+// channel returns a channel's state; nil when it is not open.
+func (c *conn) channel(id uint16) *channel {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.channels[id]
+}
+
+// readBroker passes on what the broker sends, and settles what it confirms. It
+// goes on reading when the worker is gone, for the confirms.
+func (c *conn) readBroker() {
+	for {
+		f, err := wire.ReadFrame(c.ur, c.frameMax+wire.Overhead)
+		if err != nil {
+			if !c.isLeaving() {
+				c.cut(errors.Join(errBrokerLost, err))
+			} else {
+				_ = c.client.SetReadDeadline(time.Now().Add(linger))
+			}
+			c.notify()
+			return
+		}
+		if f.Type() == wire.FrameHeartbeat {
+			continue
+		}
+		if !c.fromBroker(f) {
+			continue
+		}
+		if err := c.down.push(f); err != nil {
+			_ = c.client.SetReadDeadline(time.Unix(1, 0))
+		}
+	}
+}
+
+// fromBroker acts on a frame and reports whether the worker gets it.
+func (c *conn) fromBroker(f wire.Frame) bool {
+	id, m := f.Channel(), f.Method()
+	if id == 0 {
+		if m == wire.ConnectionClose || m == wire.ConnectionCloseOK {
+			c.brokerLeaves()
+		}
+		return true
+	}
+	switch m {
+	case wire.BasicAck, wire.BasicNack:
+		c.confirmed(id, f, m == wire.BasicAck)
+		return false
+	case wire.ChannelClose:
+		return c.brokerCloses(id)
+	case wire.ChannelCloseOK:
+		return c.brokerClosedOK(id)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch := c.channels[id]
+	return ch == nil || !ch.refused
+}
+
+// brokerLeaves handles the end of the connection as the broker announces it:
+// nothing will be confirmed any more.
+func (c *conn) brokerLeaves() {
+	var all []*pending
+	c.mu.Lock()
+	c.leaving = true
+	for _, ch := range c.channels {
+		all = append(all, take(ch)...)
+		ch.brokerClosed = true
+	}
+	c.mu.Unlock()
+	c.handOver(all)
+	c.notify()
+}
+
+// confirmed settles one publish or a range, and passes the word on in the
+// worker's own numbering, one at a time: a range could span tags that the
+// sidecar has nacked itself.
+func (c *conn) confirmed(id uint16, f wire.Frame, ack bool) {
+	tag, multiple, err := wire.ParseAck(f.Payload())
+	if err != nil {
+		c.cut(err)
+		return
+	}
+	failpoint.Hit("rabbit.after-effect")
+	var done []*pending
+	c.mu.Lock()
+	ch := c.channels[id]
+	if ch == nil {
+		c.mu.Unlock()
+		return
+	}
+	last := tag
+	first := tag
+	if multiple {
+		if tag == 0 {
+			last = ch.upTag
+		}
+		first = ch.low + 1
+	}
+	for t := first; t <= last && t <= ch.upTag; t++ {
+		if p := ch.out[t]; p != nil {
+			done = append(done, p)
+			delete(ch.out, t)
+		}
+	}
+	for ch.low < ch.upTag && ch.out[ch.low+1] == nil {
+		ch.low++
+	}
+	refused := ch.refused
+	c.mu.Unlock()
+	c.notify()
+	var words []byte
+	for _, p := range done {
+		switch {
+		case p.a == nil:
+		case ack:
+			c.s.opts.Gate.End(p.a, leaseclient.OutcomeConfirmed)
+		default:
+			c.s.opts.Gate.End(p.a, leaseclient.OutcomeRefused)
+		}
+		if p.tag == 0 || refused {
+			continue
+		}
+		if ack {
+			words = wire.AppendAck(words, id, p.tag)
+		} else {
+			words = wire.AppendNack(words, id, p.tag)
+		}
+	}
+	if len(words) > 0 {
+		if err := c.down.inject(id, words); errors.Is(err, errSlowWorker) {
+			c.cut(err)
+		}
+	}
+}
+
+// brokerCloses handles the broker's channel.close. What was not confirmed by then
+// may or may not have arrived.
+func (c *conn) brokerCloses(id uint16) bool {
+	c.mu.Lock()
+	ch := c.channels[id]
+	if ch == nil {
+		c.mu.Unlock()
+		return true
+	}
+	all := take(ch)
+	refused := ch.refused
+	if !refused {
+		ch.brokerClosed = true
+	}
+	c.mu.Unlock()
+	c.handOver(all)
+	if refused {
+		// Both closed at once. The broker wants an answer to its own, too.
+		c.send(wire.AppendMethod(nil, id, wire.ChannelCloseOK, nil))
+	}
+	c.notify()
+	return !refused
+}
+
+// brokerClosedOK handles the broker's answer to a close.
+func (c *conn) brokerClosedOK(id uint16) bool {
+	c.mu.Lock()
+	ch := c.channels[id]
+	if ch == nil {
+		c.mu.Unlock()
+		return true
+	}
+	all := take(ch)
+	refused := ch.refused
+	if refused {
+		ch.brokerDone = true
+	} else {
+		delete(c.channels, id)
+	}
+	c.mu.Unlock()
+	c.handOver(all)
+	c.notify()
+	return !refused
+}
+
+// take empties a channel's list of what is not settled; the lock is held.
+func take(ch *channel) []*pending {
+	all := make([]*pending, 0, len(ch.out))
+	for _, p := range ch.out {
+		all = append(all, p)
+	}
+	ch.out = make(map[uint64]*pending)
+	ch.low = ch.upTag
+	return all
+}
+
+// send puts a small frame for the broker past the queue. When even that is full
+// the broker has not read for long, and the connection is given up.
+func (c *conn) send(b []byte) {
+	select {
+	case c.urgent <- b:
+	default:
+		c.cut(errBrokerLost)
+	}
+}
+
+// watch looks after arrival bounds and heartbeats until ctx ends.
+func (c *conn) watch(ctx context.Context) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if c.overdue() {
+			c.cut(errUnconfirmed)
+		}
+		if c.heartbeat <= 0 {
+			continue
+		}
+		if c.down.idle() >= c.heartbeat/2 {
+			_ = c.down.inject(0, wire.Heartbeat)
+		}
+		c.mu.Lock()
+		quiet := time.Since(c.upWrote) >= c.heartbeat/2
+		c.mu.Unlock()
+		if quiet {
+			select {
+			case c.urgent <- wire.Heartbeat:
+			default:
+			}
+		}
+	}
+}
+
+// overdue reports whether an accepted message has been waiting for its confirm
+// for longer than it may.
+func (c *conn) overdue() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ch := range c.channels {
+		for t := ch.low + 1; t <= ch.upTag; t++ {
+			if p := ch.out[t]; p != nil && p.a != nil {
+				// Later ones on this channel were accepted later.
+				if p.a.Late() {
+					return true
+				}
+				break
+			}
+		}
+	}
+	return false
+}

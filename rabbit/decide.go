@@ -1,0 +1,388 @@
+package rabbit
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"strconv"
+
+	"go.uber.org/zap"
+
+	"github.com/starintel/fencerider/fence"
+	"github.com/starintel/fencerider/fence/failpoint"
+	"github.com/starintel/fencerider/fence/policy"
+	"github.com/starintel/fencerider/leaseclient"
+	"github.com/starintel/fencerider/rabbit/wire"
+)
+
+// Headers by which a worker says what it wishes.
+const (
+	headerLease      = "x-fencerider-lease"
+	headerIdempotent = "x-fencerider-idempotent"
+)
+
+// verdict is what was decided about one publish of a batch.
+type verdict struct {
+	// free: it needs no lease.
+	free   bool
+	ref    leaseclient.Ref
+	commit leaseclient.Commit
+	a      *fence.Accepted
+	err    error
+}
+
+// decide asks the policy and the gate about every batch, and hands on what may
+// go, in the order of the wire.
+func (c *conn) decide(batches <-chan []unit, items chan<- item) {
+	for units := range batches {
+		verdicts := c.judge(units)
+		for i, u := range units {
+			c.apply(u, verdicts[i], items)
+		}
+	}
+}
+
+// judge finds the lease of every publish and begins their commits, one Begin a
+// lock.
+func (c *conn) judge(units []unit) []verdict {
+	out := make([]verdict, len(units))
+	var order []leaseclient.Ref
+	byRef := make(map[leaseclient.Ref][]int)
+	for i, u := range units {
+		if u.publish == nil {
+			continue
+		}
+		if ch := c.channel(u.channel); ch == nil || c.dropping(ch) {
+			// The broker has words for the first, and nobody misses the second.
+			out[i].free = true
+			continue
+		}
+		v := c.resolve(u.publish)
+		out[i] = v
+		if v.err == nil && !v.free {
+			if _, ok := byRef[v.ref]; !ok {
+				order = append(order, v.ref)
+			}
+			byRef[v.ref] = append(byRef[v.ref], i)
+		}
+	}
+	if len(order) > 0 {
+		failpoint.Hit("rabbit.before-begin")
+	}
+	for _, ref := range order {
+		c.begin(ref, byRef[ref], out)
+	}
+	if len(order) > 0 {
+		failpoint.Hit("rabbit.after-begin")
+	}
+	return out
+}
+
+// begin asks the gate about the publishes of one lock.
+func (c *conn) begin(ref leaseclient.Ref, at []int, out []verdict) {
+	ctx, cancel := context.WithTimeout(c.ctx, c.s.opts.Timeout)
+	defer cancel()
+	var commits []leaseclient.Commit
+	seen := make(map[string]int)
+	for _, i := range at {
+		id := out[i].commit.ID
+		if _, twice := seen[id]; !twice {
+			seen[id] = len(commits)
+			commits = append(commits, out[i].commit)
+		}
+	}
+	as, err := c.s.opts.Gate.Begin(ctx, ref, commits)
+	taken := make(map[string]bool)
+	for _, i := range at {
+		id := out[i].commit.ID
+		switch {
+		case err != nil:
+			out[i].err = err
+		case taken[id]:
+			// The same id twice in one batch: the second is a repetition.
+			out[i].err = &leaseclient.Error{
+				Code: leaseclient.CodeIdempotencyConflict, Op: "begin", Detail: "the message id is used by a message that is still on its way",
+			}
+		default:
+			taken[id] = true
+			out[i].a = as[seen[id]]
+		}
+	}
+}
+
+// resolve asks the policy which lease a publish needs, and makes its commit.
+func (c *conn) resolve(p *publish) verdict {
+	w := wishesOf(p)
+	keys, ok := moreKeys(p)
+	if !ok {
+		return verdict{err: &leaseclient.Error{Code: leaseclient.CodePolicyDenied, Op: "resolve identity", Detail: "CC and BCC must be lists of texts"}}
+	}
+	d, err := c.s.opts.Policy().ResolvePublish(policy.Publish{
+		Exchange: p.Exchange, RoutingKey: p.RoutingKey, MoreKeys: keys, Header: headerSource(p), Body: p.body,
+	})
+	switch {
+	case err != nil:
+		return verdict{err: &leaseclient.Error{Code: leaseclient.CodePolicyDenied, Op: "resolve identity", Detail: d.Reason, Err: err}}
+	case d.Verdict == policy.Off || d.Verdict == policy.Pass:
+		return verdict{free: true}
+	}
+	ref, err := fence.Choose(c.s.opts.Leases, d, w.lease)
+	if err != nil {
+		return verdict{err: err}
+	}
+	effect := encodeEffect(p)
+	if len(effect) > c.s.opts.MaxEffect {
+		return verdict{err: &leaseclient.Error{
+			Code: leaseclient.CodeTooLarge, Op: "seal",
+			Detail: "a fenced message may have at most " + strconv.Itoa(c.s.opts.MaxEffect) + " bytes with its properties",
+		}}
+	}
+	target := p.Exchange + " " + p.RoutingKey
+	id := leaseclient.NewID("commit")
+	if mid, has := p.props.MessageID(); w.idempotent && has && mid != "" {
+		sum := sha256.Sum256([]byte(ref.LockKey + "\x00" + mid))
+		id = "commit_" + hex.EncodeToString(sum[:16])
+	}
+	return verdict{ref: ref, commit: leaseclient.Commit{ID: id, Kind: leaseclient.KindPublish, Target: target, Effect: effect}}
+}
+
+// wishes are what a worker asks for by headers.
+type wishes struct {
+	lease      string
+	idempotent bool
+}
+
+// wishesOf reads them.
+func wishesOf(p *publish) wishes {
+	var w wishes
+	p.props.Headers(func(f wire.Field) {
+		switch f.Key {
+		case headerLease:
+			w.lease, _ = f.Text()
+		case headerIdempotent:
+			w.idempotent = f.True()
+		}
+	})
+	return w
+}
+
+// moreKeys returns the routing keys of CC and BCC, which route as well.
+func moreKeys(p *publish) ([]string, bool) {
+	var keys []string
+	good := true
+	p.props.Headers(func(f wire.Field) {
+		if f.Key == "CC" || f.Key == "BCC" {
+			k, ok := f.Texts()
+			good = good && ok
+			keys = append(keys, k...)
+		}
+	})
+	return keys, good
+}
+
+// headerSource answers {header.<name>} of a policy.
+func headerSource(p *publish) func(string) policy.Value {
+	return func(name string) policy.Value {
+		var v policy.Value
+		n := 0
+		p.props.Headers(func(f wire.Field) {
+			if f.Key != name {
+				return
+			}
+			n++
+			v = policy.Value{Kind: policy.Unusable}
+			if s, ok := f.Text(); ok {
+				v = policy.Value{Kind: policy.Text, Text: s}
+			} else if i, ok := f.Integer(); ok {
+				v = policy.Value{Kind: policy.Integer, Text: strconv.FormatInt(i, 10)}
+			}
+		})
+		if n > 1 {
+			return policy.Value{Kind: policy.Repeated}
+		}
+		return v
+	}
+}
+
+// dropping reports whether nothing of a channel goes anywhere any more.
+func (c *conn) dropping(ch *channel) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return ch.refused || ch.brokerClosed
+}
+
+// apply carries one unit out, in its turn.
+func (c *conn) apply(u unit, v verdict, items chan<- item) {
+	if u.channel == 0 {
+		it := item{bytes: u.frame}
+		switch u.method {
+		case wire.ConnectionClose:
+			it.drain, it.leaving = true, true
+		case wire.ConnectionCloseOK:
+			it.leaving = true
+		}
+		items <- it
+		return
+	}
+	switch u.method {
+	case wire.ChannelOpen:
+		c.opened(u, items)
+	case wire.ChannelClose:
+		c.workerCloses(u, items)
+	case wire.ChannelCloseOK:
+		c.workerClosedOK(u, items)
+	case wire.BasicPublish:
+		c.publish(u, v, items)
+	case wire.ConfirmSelect:
+		if ch := c.channel(u.channel); ch != nil {
+			if c.dropping(ch) {
+				return
+			}
+			ch.confirm = true
+		}
+		items <- item{channel: u.channel, bytes: u.frame, confirm: true}
+	case wire.TxSelect:
+		if ch := c.channel(u.channel); ch != nil {
+			if !c.dropping(ch) {
+				c.refuseChannel(u.channel, ch, preconditionFailed, "PRECONDITION_FAILED - "+string(leaseclient.CodeUnsupported)+": transactions are not fenced yet; use publisher confirms", u.method, items)
+			}
+			return
+		}
+		items <- item{channel: u.channel, bytes: u.frame}
+	default:
+		if ch := c.channel(u.channel); ch != nil && c.dropping(ch) {
+			return
+		}
+		items <- item{channel: u.channel, bytes: u.frame}
+	}
+}
+
+// opened starts a channel. One that the sidecar closed is opened again only when
+// the broker has closed it, too.
+func (c *conn) opened(u unit, items chan<- item) {
+	if ch := c.channel(u.channel); ch != nil && ch.refused {
+		if !c.await(closeWait, func() bool { return ch.brokerDone }) {
+			c.cut(errChannelOpen)
+			return
+		}
+	}
+	c.mu.Lock()
+	c.channels[u.channel] = &channel{out: make(map[uint64]*pending)}
+	c.mu.Unlock()
+	items <- item{channel: u.channel, bytes: u.frame}
+}
+
+// workerCloses handles the worker's channel.close.
+func (c *conn) workerCloses(u unit, items chan<- item) {
+	ch := c.channel(u.channel)
+	if ch != nil && ch.refused {
+		// Both closed at once. The worker gets its answer; the broker has had a
+		// close already.
+		_ = c.down.inject(u.channel, wire.AppendMethod(nil, u.channel, wire.ChannelCloseOK, nil))
+		return
+	}
+	items <- item{channel: u.channel, bytes: u.frame, drainChannel: ch != nil}
+}
+
+// workerClosedOK handles the worker's answer to a close.
+func (c *conn) workerClosedOK(u unit, items chan<- item) {
+	c.mu.Lock()
+	ch := c.channels[u.channel]
+	answer := ch != nil && ch.brokerClosed
+	if answer {
+		delete(c.channels, u.channel)
+	} else if ch != nil {
+		ch.workerDone = true
+	}
+	c.mu.Unlock()
+	if answer {
+		items <- item{channel: u.channel, bytes: u.frame}
+	}
+}
+
+// publish carries a verdict out.
+func (c *conn) publish(u unit, v verdict, items chan<- item) {
+	ch := c.channel(u.channel)
+	if ch == nil || c.dropping(ch) {
+		if v.a != nil {
+			c.s.opts.Gate.End(v.a, leaseclient.OutcomeCancelled)
+		}
+		if ch == nil {
+			items <- item{channel: u.channel, bytes: u.publish.frames(nil, u.channel, u.publish.clean(), c.frameMax)}
+		}
+		return
+	}
+	p := &pending{channel: u.channel, a: v.a}
+	c.seq++
+	p.seq = c.seq
+	if ch.confirm {
+		ch.tag++
+		p.tag = ch.tag
+	}
+	if v.free {
+		items <- item{channel: u.channel, bytes: u.publish.frames(nil, u.channel, u.publish.clean(), c.frameMax), p: p}
+		return
+	}
+	if v.err != nil {
+		c.refuse(u, ch, p, v.err, items)
+		return
+	}
+	if prior, ok := v.a.Prior(); ok {
+		c.answerPrior(u, ch, p, prior, items)
+		return
+	}
+	props := u.publish.stamped(v.a.Stamp)
+	if len(props)+12+wire.Overhead > c.frameMax {
+		c.s.opts.Gate.End(v.a, leaseclient.OutcomeCancelled)
+		c.refuse(u, ch, p, &leaseclient.Error{
+			Code: leaseclient.CodeTooLarge, Op: "stamp",
+			Detail: "the properties with the stamp do not fit into one frame of the size that this connection agreed on",
+		}, items)
+		return
+	}
+	c.s.opts.OnVerdict("")
+	items <- item{channel: u.channel, bytes: u.publish.frames(nil, u.channel, props, c.frameMax), p: p}
+}
+
+// refuse tells the worker that a publish was not accepted, in the form that its
+// client surfaces.
+func (c *conn) refuse(u unit, ch *channel, p *pending, err error, items chan<- item) {
+	e := leaseclient.AsError(err)
+	c.s.opts.OnVerdict(e.Code)
+	c.log.Info("refused a publish", zap.String("code", string(e.Code)), zap.NamedError("cause", e))
+	text := refusalText(e)
+	if p.tag != 0 {
+		if err := c.down.inject(u.channel, rejectConfirm(u.channel, u.publish, p.tag, text, c.frameMax)); err != nil {
+			c.cut(err)
+		}
+		return
+	}
+	c.refuseChannel(u.channel, ch, accessRefused, text, wire.BasicPublish, items)
+}
+
+// refuseChannel closes a channel on both sides.
+func (c *conn) refuseChannel(id uint16, ch *channel, code uint16, text string, m wire.Method, items chan<- item) {
+	c.mu.Lock()
+	ch.refused = true
+	c.mu.Unlock()
+	if err := c.down.inject(id, rejectChannel(id, code, text, m)); err != nil {
+		c.cut(err)
+	}
+	// What was accepted before it is confirmed first, or it would have to be
+	// settled, which is a second publish.
+	items <- item{channel: id, bytes: wire.Close{Code: 200, Text: "fenced"}.Append(nil, id, wire.ChannelClose), drainChannel: true}
+}
+
+// answerPrior answers for a message that an earlier request has dealt with.
+func (c *conn) answerPrior(u unit, ch *channel, p *pending, o leaseclient.Outcome, items chan<- item) {
+	if o == leaseclient.OutcomeConfirmed {
+		if p.tag != 0 {
+			_ = c.down.inject(u.channel, wire.AppendAck(nil, u.channel, p.tag))
+		}
+		return
+	}
+	c.refuse(u, ch, p, &leaseclient.Error{
+		Code: leaseclient.CodeOutcomeUnknown, Op: "publish",
+		Detail: "this message was accepted before and ended as " + string(o),
+	}, items)
+}

@@ -1,0 +1,173 @@
+package rabbit
+
+import (
+	"time"
+
+	"github.com/starintel/fencerider/fence/failpoint"
+	"github.com/starintel/fencerider/rabbit/wire"
+)
+
+// flushBytes is how much is gathered for one write.
+const flushBytes = 256 << 10
+
+// item is something for the broker, in its place.
+type item struct {
+	channel uint16
+	bytes   []byte
+	// p is set for a publish.
+	p *pending
+	// confirm: it is the worker's confirm.select.
+	confirm bool
+	// drainChannel and drain wait until everything sent before is settled, on
+	// the channel or on all.
+	drainChannel, drain bool
+	// leaving: the connection ends with it.
+	leaving bool
+}
+
+// forward sends items in order until there are no more, and then waits for the
+// confirms of what it has sent.
+func (c *conn) forward(items <-chan item) {
+	var buf []byte
+	var held []*pending
+	flush := func() {
+		buf, held = c.flush(buf, held), nil
+	}
+	for {
+		var it item
+		var ok bool
+		select {
+		case it, ok = <-items:
+		default:
+			flush()
+			select {
+			case it, ok = <-items:
+			case b := <-c.urgent:
+				buf = append(buf, b...)
+				continue
+			}
+		}
+		if !ok {
+			break
+		}
+		if it.drain || it.drainChannel {
+			flush()
+			c.drainFor(it)
+		}
+		if it.leaving {
+			c.mu.Lock()
+			c.leaving = true
+			c.mu.Unlock()
+		}
+		buf, held = c.place(it, buf, held)
+		if len(buf) >= flushBytes || it.leaving {
+			flush()
+		}
+	}
+	flush()
+	c.drainFor(item{drain: true})
+}
+
+// place puts an item into the next write. A publish is entered into its channel's
+// list before it can be confirmed.
+func (c *conn) place(it item, buf []byte, held []*pending) ([]byte, []*pending) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch := c.channels[it.channel]
+	if it.confirm && ch != nil {
+		ch.upConfirm = true
+	}
+	if it.p == nil {
+		return append(buf, it.bytes...), held
+	}
+	if c.err != nil || ch == nil || ch.brokerClosed {
+		// It goes nowhere from here; settlement takes it.
+		c.orphans = append(c.orphans, it.p)
+		return buf, held
+	}
+	if it.p.a != nil && !ch.upConfirm {
+		ch.upConfirm = true
+		buf = wire.AppendMethod(buf, it.channel, wire.ConfirmSelect, []byte{1})
+	}
+	if ch.upConfirm {
+		ch.upTag++
+		ch.out[ch.upTag] = it.p
+	}
+	return append(buf, it.bytes...), append(held, it.p)
+}
+
+// flush writes what was gathered. Directly before it looks once more whether
+// everything in it may still be sent.
+func (c *conn) flush(buf []byte, held []*pending) []byte {
+	if len(buf) == 0 || c.failure() != nil {
+		return buf[:0]
+	}
+	deadline := time.Time{}
+	fenced := false
+	for _, p := range held {
+		if p.a == nil {
+			continue
+		}
+		fenced = true
+		left := p.a.Remaining()
+		if left <= 0 {
+			c.cut(errLate)
+			return buf[:0]
+		}
+		if d := time.Now().Add(left); deadline.IsZero() || d.Before(deadline) {
+			deadline = d
+		}
+	}
+	if fenced {
+		failpoint.Hit("rabbit.before-send")
+	}
+	_ = c.up.SetWriteDeadline(deadline)
+	if _, err := c.up.Write(buf); err != nil {
+		c.cut(err)
+	}
+	c.mu.Lock()
+	c.upWrote = time.Now()
+	c.mu.Unlock()
+	if cap(buf) > 4*flushBytes {
+		return nil
+	}
+	return buf[:0]
+}
+
+// drainFor waits until nothing that was sent is open, on one channel or on all.
+// The arrival bound ends it at the latest.
+func (c *conn) drainFor(it item) {
+	c.await(0, func() bool {
+		if !it.drain {
+			ch := c.channels[it.channel]
+			return ch == nil || len(ch.out) == 0
+		}
+		for _, ch := range c.channels {
+			if len(ch.out) > 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// await waits until a condition on the channels holds, the connection is cut, or
+// the time is up (zero: no limit), and reports whether it held. It is used by the
+// decider and the forwarder; each looks again at every change and every tick.
+func (c *conn) await(limit time.Duration, ok func() bool) bool {
+	tick := time.NewTicker(watchEvery / 10)
+	defer tick.Stop()
+	start := time.Now()
+	for {
+		c.mu.Lock()
+		done, failed := ok(), c.err != nil
+		c.mu.Unlock()
+		if done || failed || (limit > 0 && time.Since(start) > limit) {
+			return done
+		}
+		select {
+		case <-c.changed:
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package rabbit
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/starintel/fencerider/leaseclient"
+	"github.com/starintel/fencerider/rabbit/wire"
+)
+
+// errProtocol is a client that speaks something else.
+var errProtocol = errors.New("client does not speak AMQP 0-9-1")
+
+// handshake answers the protocol header itself, so that no other protocol ever
+// reaches the broker through this port, and relays the rest: the login is the
+// worker's own.
+func (c *conn) handshake() error {
+	_ = c.client.SetDeadline(time.Now().Add(handshakeTime))
+	header := make([]byte, 8)
+	if n, err := io.ReadFull(c.cr, header); err != nil && (n == 0 || !ended(err)) {
+		return fmt.Errorf("read protocol header: %w", err)
+	}
+	if !wire.IsProtocolHeader(header) {
+		_, _ = c.client.Write(wire.ProtocolHeader)
+		c.lastWords()
+		return errProtocol
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, handshakeTime)
+	defer cancel()
+	up, err := dial(ctx, c.s.addr, c.s.tls)
+	if err != nil {
+		c.unreachable()
+		return fmt.Errorf("reach the broker: %w", err)
+	}
+	c.mu.Lock()
+	c.up = up
+	c.mu.Unlock()
+	if t, ok := up.(*net.TCPConn); ok {
+		_ = t.SetNoDelay(true)
+	}
+	c.ur = bufio.NewReaderSize(up, 64<<10)
+	_ = up.SetDeadline(time.Now().Add(handshakeTime))
+	if _, err := up.Write(wire.ProtocolHeader); err != nil {
+		c.unreachable()
+		return fmt.Errorf("greet the broker: %w", err)
+	}
+	return c.relayHandshake()
+}
+
+// relayHandshake passes the broker's questions and the worker's answers on until
+// the connection is open.
+func (c *conn) relayHandshake() error {
+	for {
+		f, err := wire.ReadFrame(c.ur, initialFrame)
+		if err != nil {
+			return fmt.Errorf("read the broker's handshake: %w", err)
+		}
+		if _, err := c.client.Write(f); err != nil {
+			return fmt.Errorf("answer the worker's handshake: %w", err)
+		}
+		answers := 1
+		switch f.Method() {
+		case wire.ConnectionOpenOK:
+			return nil
+		case wire.ConnectionTune:
+			answers = 2
+		case wire.ConnectionClose:
+			return c.relayRefusal()
+		}
+		for range answers {
+			g, err := c.workerFrame()
+			if err != nil {
+				return err
+			}
+			if g.Method() == wire.ConnectionTuneOK {
+				if err := c.tuned(f, g); err != nil {
+					return err
+				}
+			}
+			if _, err := c.up.Write(g); err != nil {
+				return fmt.Errorf("pass the handshake on: %w", err)
+			}
+			if g.Method() == wire.ConnectionClose {
+				break
+			}
+		}
+	}
+}
+
+// workerFrame reads a frame of the worker's handshake; garbage is told to be so.
+func (c *conn) workerFrame() (wire.Frame, error) {
+	for {
+		g, err := wire.ReadFrame(c.cr, initialFrame)
+		if err != nil {
+			if pe := protocolOf(err); pe != nil {
+				_, _ = c.client.Write(wire.Close{Code: pe.code, Text: pe.text}.Append(nil, 0, wire.ConnectionClose))
+				c.lastWords()
+			}
+			return nil, fmt.Errorf("read the worker's handshake: %w", err)
+		}
+		if g.Type() == wire.FrameHeartbeat {
+			continue
+		}
+		return g, nil
+	}
+}
+
+// tuned notes what the worker chose.
+func (c *conn) tuned(tune, tuneOK wire.Frame) error {
+	offered, err := wire.ParseTune(tune.Payload())
+	if err != nil {
+		return err
+	}
+	chosen, err := wire.ParseTune(tuneOK.Payload())
+	if err != nil {
+		return err
+	}
+	size := chosen.FrameMax
+	if size == 0 {
+		size = offered.FrameMax
+	}
+	if size == 0 || size > 16<<20 {
+		size = 16 << 20
+	}
+	c.frameMax = max(int(size), wire.MinFrameMax)
+	c.heartbeat = time.Duration(chosen.Heartbeat) * time.Second
+	return nil
+}
+
+// relayRefusal passes a worker's answer to a broker that turned it away.
+func (c *conn) relayRefusal() error {
+	if g, err := wire.ReadFrame(c.cr, initialFrame); err == nil {
+		_, _ = c.up.Write(g)
+	}
+	c.lastWords()
+	return errors.New("the broker refused the login")
+}
+
+// unreachable tells a worker that there is no broker, in the only way that
+// clients understand before they have logged in: the first steps of the
+// handshake, and then a close with a reason.
+func (c *conn) unreachable() {
+	start := []byte{0, 9, 0, 0, 0, 0}
+	for _, s := range []string{"PLAIN AMQPLAIN", "en_US"} {
+		start = append(start, 0, 0, 0, byte(len(s)))
+		start = append(start, s...)
+	}
+	if _, err := c.client.Write(wire.AppendMethod(nil, 0, wire.ConnectionStart, start)); err != nil {
+		return
+	}
+	if _, err := wire.ReadFrame(c.cr, initialFrame); err != nil {
+		return
+	}
+	text := "CONNECTION_FORCED - " + string(leaseclient.CodeUpstreamUnavailable) + ": the broker cannot be reached; nothing was sent"
+	_, _ = c.client.Write(wire.Close{Code: connectionForced, Text: text}.Append(nil, 0, wire.ConnectionClose))
+	c.lastWords()
+}
