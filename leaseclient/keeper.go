@@ -139,6 +139,31 @@ func (k *Keeper) Release(ctx context.Context, call Call) (*Released, error) {
 	})
 }
 
+// Renew extends the lease now, on a worker's wish. The keeper goes on from its
+// result. It never revives a lease that the keeper has called lost.
+func (k *Keeper) Renew(ctx context.Context, call Call) (*Renewed, error) {
+	k.releasing.Lock()
+	defer k.releasing.Unlock()
+	select {
+	case <-k.lost:
+		return nil, &Error{Code: CodeLost, Op: "renew"}
+	default:
+	}
+	l := k.Lease()
+	r, err := k.opts.Store.Renew(ctx, RenewRequest{
+		Call: call, Identity: l.Identity, LeaseID: l.LeaseID, PrincipalID: l.PrincipalID,
+		InstanceID: l.InstanceID, Token: l.Token,
+	})
+	if err != nil {
+		if CodeOf(err) == CodeLost {
+			k.lose(LossRenewalRejected, err)
+		}
+		return nil, err
+	}
+	k.extend(r.Lease, localEnd(r.Lease.ExpiresAt, r.Now, r.Sent))
+	return r, nil
+}
+
 // lose records the first reason and wakes everybody.
 func (k *Keeper) lose(reason LossReason, err error) {
 	k.mu.Lock()
@@ -254,14 +279,15 @@ func (k *Keeper) renew(ctx context.Context, l Lease, end time.Duration) error {
 	if err != nil {
 		return err
 	}
-	if late := k.opts.Clock.Boot() >= end; late {
+	granted := localEnd(r.Lease.ExpiresAt, r.Now, r.Sent)
+	if k.opts.Clock.Boot() >= end {
 		// The answer came after the end that was known: it grants nothing
 		// until an inspection confirms it.
-		if err := k.confirm(ctx, r.Lease); err != nil {
+		if granted, err = k.confirm(ctx, r.Lease); err != nil {
 			return err
 		}
 	}
-	k.extend(r.Lease, localEnd(r.Lease.ExpiresAt, r.Now, r.Sent))
+	k.extend(r.Lease, granted)
 	return nil
 }
 
@@ -278,16 +304,18 @@ func (k *Keeper) extend(l Lease, end time.Duration) {
 	}
 }
 
-// confirm asks the store whether a lease is still the current one.
-func (k *Keeper) confirm(ctx context.Context, l Lease) error {
+// confirm asks the store whether a lease is still the current one, and returns
+// its local end.
+func (k *Keeper) confirm(ctx context.Context, l Lease) (time.Duration, error) {
+	sent := k.opts.Clock.Boot()
 	in, err := k.opts.Store.Inspect(ctx, InspectRequest{Identity: l.Identity, Deadline: time.Now().Add(minMargin)})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if in.Lease.LeaseID != l.LeaseID || in.Lease.Token != l.Token || in.Lease.State != StateActive {
-		return &Error{Code: CodeLost, Op: "confirm renewal"}
+		return 0, &Error{Code: CodeLost, Op: "confirm renewal"}
 	}
-	return nil
+	return localEnd(in.Lease.ExpiresAt, in.Now, sent), nil
 }
 
 // sleep waits and reports whether the context still stands.

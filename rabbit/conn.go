@@ -340,6 +340,10 @@ func (c *conn) readBroker() {
 		if err := c.down.push(f); err != nil {
 			_ = c.client.SetReadDeadline(time.Unix(1, 0))
 		}
+		if f.Method() == wire.ConnectionCloseOK {
+			// The broker's last word; it waits for the other side to hang up.
+			return
+		}
 	}
 }
 
