@@ -156,7 +156,7 @@ func decode(body []byte, into any, known ...string) error {
 	for name := range o.Names() {
 		switch {
 		case !slices.Contains(known, name):
-			return &leaseclient.InvalidError{Field: "body", Reason: "has an unknown member; known are " + strings.Join(known, ", ")}
+			return &leaseclient.InvalidError{Field: "body", Reason: fmt.Sprintf("has the unknown member %.64q; known are %s", name, strings.Join(known, ", "))}
 		case seen[name]:
 			return &leaseclient.InvalidError{Field: name, Reason: "is there twice"}
 		}
