@@ -115,7 +115,7 @@ type Config struct {
 	LeaseTTL             time.Duration `env:"LEASE_TTL" default:"0s" doc:"TTL of the lease acquired at the start; 0 means TTL_DEFAULT" min:"0s" max:"24h"`
 	LeaseMaxLifetime     time.Duration `env:"LEASE_MAX_LIFETIME" default:"0s" doc:"Its maximum lifetime; 0 means MAX_LIFETIME_DEFAULT" min:"0s" max:"720h"`
 	LeaseWait            time.Duration `env:"LEASE_WAIT" default:"0s" doc:"How long the start may wait for it; 0 means for ever" min:"0s" max:"720h"`
-	LeaseAgain           bool          `env:"LEASE_AGAIN" default:"true" doc:"Acquire it anew, with a new token, after it was lost"`
+	LeaseAgain           bool          `env:"LEASE_AGAIN" default:"false" doc:"Acquire it anew, with a new token, after it was lost. Only for workers that stop at lease_lost and start over at lease_acquired: to the store, what such a worker still had in hand is then written under the new lease"`
 
 	TTLMin             time.Duration `env:"TTL_MIN" default:"1s" doc:"A TTL must be longer than this" min:"0s" max:"1h"`
 	TTLDefault         time.Duration `env:"TTL_DEFAULT" default:"30s" doc:"TTL where a request names none" min:"1ms" max:"1h"`

@@ -20,7 +20,7 @@ func TestLoadDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.ArrivalBound != 5*time.Second || c.Namespace != "fencerider" || c.CouchListen != "127.0.0.1:5984" || c.LogMaxEntries != 10_000 || len(c.OperationClasses) != 1 || !c.LeaseAgain {
+	if c.ArrivalBound != 5*time.Second || c.Namespace != "fencerider" || c.CouchListen != "127.0.0.1:5984" || c.LogMaxEntries != 10_000 || len(c.OperationClasses) != 1 || c.LeaseAgain {
 		t.Errorf("%+v", c)
 	}
 	if pw, _ := c.ValkeyURL.Get().User.Password(); pw != "hunter2" {

@@ -229,6 +229,11 @@ func classifyDatabase(method string, j judgement, s []string) judgement {
 // classifyPartition judges what lies under a partition; s begins with its name.
 func classifyPartition(method string, j judgement, s []string) judgement {
 	get, post := reading(method), method == http.MethodPost
+	if len(s) >= 2 {
+		if rest, ok := strings.CutPrefix(s[1], "_design/"); ok {
+			s = append([]string{s[0], "_design", rest}, s[2:]...)
+		}
+	}
 	switch {
 	case len(s) < 2:
 		return readIf(j, get)

@@ -90,7 +90,7 @@ func TestClassify(t *testing.T) {
 		{"OPTIONS", "/db/_design/d/_update/f", end}, {"GET", "/db/_design/d/_update/f", end}, {"GET", "/db/_design/d/_rewrite/x", end},
 		{"GET", "/db/_design%2Fd/_rewrite/x", end}, {"PUT", "/db/_design/d/att", unf}, {"COPY", "/db/_design/d", unf},
 		{"GET", "/db/_partition/p", read}, {"POST", "/db/_partition/p/_find", read}, {"POST", "/db/_partition/p/_index", end},
-		{"GET", "/db/_partition/p/_design/d/_rewrite/x", end}, {"POST", "/db/_partition/p/_design/d/_update/x", end}, {"PUT", "/db/_partition/p/x", unk},
+		{"GET", "/db/_partition/p/_design/d/_rewrite/x", end}, {"GET", "/db/_partition/p/_design%2Fd/_rewrite/x", end}, {"POST", "/db/_partition/p/_design/d/_update/x", end}, {"PUT", "/db/_partition/p/x", unk},
 		{"PUT", "/_replicator/x", end}, {"POST", "/_replicator", end}, {"POST", "/x%2F_replicator/_bulk_docs", end}, {"GET", "/_replicator/x", read},
 		{"POST", "/_replicator/_find", read}, {"PUT", "/_users/org.couchdb.user:x", put},
 	} {

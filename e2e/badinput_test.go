@@ -132,7 +132,7 @@ func TestServicesOutOfReach(t *testing.T) {
 	cd.Down(true)
 	mq.Down(true)
 	s := w.start("guarded", "FENCERIDER_VALKEY_URL="+viaValkey, "FENCERIDER_COUCHDB_URL="+viaCouch, "FENCERIDER_AMQP_URL="+viaAMQP,
-		"FENCERIDER_LEASE_TARGET_ID=target", "FENCERIDER_WRITE_TIMEOUT=3s")
+		"FENCERIDER_LEASE_TARGET_ID=target", "FENCERIDER_LEASE_AGAIN=true", "FENCERIDER_WRITE_TIMEOUT=3s")
 	eventually(t, "the sidecar listens", func() bool { _, err := net.Dial("tcp", s.admin); return err == nil })
 	ok, body := s.readiness()
 	if ok || !strings.Contains(body, `"lease_store","ok":false`) || strings.Contains(body, "127.0.0.1") {

@@ -38,7 +38,9 @@ type Check struct {
 // EnvLease is the lease that the configuration names.
 type EnvLease struct {
 	Request leaseclient.AcquireRequest
-	// Again acquires anew, with a new token, when the lease was lost.
+	// Again acquires anew, with a new token, when the lease was lost. Without
+	// it a lost lease stays lost: a worker that has not noticed would otherwise
+	// write what it still has in hand under the new one.
 	Again bool
 	// Wait bounds how long the first acquisition is tried; zero: for ever.
 	Wait time.Duration

@@ -3,6 +3,7 @@ package rabbit
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -94,6 +95,8 @@ type conn struct {
 	stopping bool
 	// leaving: connection.close is on its way in one of the directions.
 	leaving bool
+	// ended: the worker broke the protocol, nothing more is read.
+	ended   bool
 	upWrote time.Time
 	// seq numbers publishes; it belongs to the decider.
 	seq uint64
@@ -138,10 +141,15 @@ func (c *conn) cut(err error) {
 	up := c.up
 	c.mu.Unlock()
 	if up != nil {
-		if t, ok := up.(*net.TCPConn); ok {
+		raw := up
+		if t, ok := up.(*tls.Conn); ok {
+			raw = t.NetConn()
+		}
+		if t, ok := raw.(*net.TCPConn); ok {
 			_ = t.SetLinger(0)
 		}
-		_ = up.Close()
+		// Not the TLS layer's own close, which would write once more.
+		_ = raw.Close()
 	}
 	c.cancel()
 	_ = c.client.SetReadDeadline(time.Unix(1, 0))
@@ -205,6 +213,13 @@ func (c *conn) stopped() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.stopping
+}
+
+// finished reports whether nothing more is to be read from the worker.
+func (c *conn) finished() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stopping || c.ended || c.err != nil
 }
 
 // isLeaving reports whether a connection.close is on its way.
@@ -289,7 +304,7 @@ func (c *conn) readClient(batches chan<- []unit) {
 		_ = c.client.SetReadDeadline(deadline)
 		// Checked after the deadline was set, so that a stop which came in
 		// between is not undone.
-		if c.stopped() || c.failure() != nil {
+		if c.finished() {
 			return net.ErrClosed
 		}
 		return nil
@@ -303,11 +318,21 @@ func (c *conn) readClient(batches chan<- []unit) {
 			continue
 		}
 		if pe := protocolOf(err); pe != nil {
-			c.log.Info("a worker broke the protocol", zap.Error(pe))
-			_ = c.down.inject(0, wire.Close{Code: pe.code, Text: pe.text}.Append(nil, 0, wire.ConnectionClose))
+			c.violated(pe)
 		}
 		return
 	}
+}
+
+// violated ends a connection whose worker broke the protocol. What was accepted
+// before is still confirmed.
+func (c *conn) violated(pe *protocolError) {
+	c.log.Info("a worker broke the protocol", zap.Error(pe))
+	_ = c.down.inject(0, wire.Close{Code: pe.code, Text: pe.text}.Append(nil, 0, wire.ConnectionClose))
+	c.mu.Lock()
+	c.ended = true
+	c.mu.Unlock()
+	_ = c.client.SetReadDeadline(time.Unix(1, 0))
 }
 
 // channel returns a channel's state; nil when it is not open.

@@ -52,9 +52,13 @@ func (c *conn) judge(units []unit) []verdict {
 		if u.publish == nil {
 			continue
 		}
-		if ch := c.channel(u.channel); ch == nil || c.dropping(ch) {
-			// The broker has words for the first, and nobody misses the second.
-			out[i].free = true
+		if ch := c.channel(u.channel); ch != nil && c.dropping(ch) {
+			// Nobody misses it. Should its channel be open again by the time of
+			// its turn, it is refused: whether a message needs a lease is never
+			// a matter of the state of a channel.
+			out[i].err = &leaseclient.Error{
+				Code: leaseclient.CodeUnavailable, Op: "begin", Detail: "the channel was being closed when this message came",
+			}
 			continue
 		}
 		v := c.resolve(u.publish)
@@ -257,11 +261,13 @@ func (c *conn) apply(u unit, v verdict, items chan<- item) {
 	}
 }
 
-// opened starts a channel. One that the sidecar closed is opened again only when
-// the broker has closed it, too.
+// opened starts a channel. A number is used again only when the broker has closed
+// the channel that had it before: a client need not wait for that, and what is
+// known of the old one must not be mixed with the new.
 func (c *conn) opened(u unit, items chan<- item) {
-	if ch := c.channel(u.channel); ch != nil && ch.refused {
-		if !c.await(closeWait, func() bool { return ch.brokerDone }) {
+	if ch := c.channel(u.channel); ch != nil {
+		gone := func() bool { return ch.brokerDone || c.channels[u.channel] == nil }
+		if !c.await(closeWait, gone) {
 			c.cut(errChannelOpen)
 			return
 		}
@@ -308,7 +314,7 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 			c.s.opts.Gate.End(v.a, leaseclient.OutcomeCancelled)
 		}
 		if ch == nil {
-			items <- item{channel: u.channel, bytes: u.publish.frames(nil, u.channel, u.publish.clean(), c.frameMax)}
+			c.violated(&protocolError{504, "CHANNEL_ERROR - expected 'channel.open'"})
 		}
 		return
 	}

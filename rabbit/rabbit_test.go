@@ -1,6 +1,7 @@
 package rabbit
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -24,6 +25,7 @@ import (
 	"github.com/starintel/fencerider/fence/policy"
 	"github.com/starintel/fencerider/leaseclient"
 	"github.com/starintel/fencerider/leaseclient/leasetest"
+	"github.com/starintel/fencerider/rabbit/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -595,6 +597,69 @@ func TestGarbage(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.await(1)
+	s.closed()
+}
+
+// rawClient logs in by hand, so that a test can send what no library would.
+func (s *setup) rawClient() (net.Conn, *bufio.Reader) {
+	s.t.Helper()
+	c, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = c.Close() })
+	p := &publisher{conn: c, r: bufio.NewReader(c), frameMax: initialFrame}
+	uri, _, err := address(brokerURL(s.t))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := p.open(uri); err != nil {
+		s.t.Fatal(err)
+	}
+	return c, p.r
+}
+
+// TestPipeliningDoesNotGetRoundTheFence sends in one write what clients send step
+// by step.
+func TestPipeliningDoesNotGetRoundTheFence(t *testing.T) {
+	s := newSetup(t)
+	message := func(ch uint16) []byte {
+		p := &publish{raw: []byte{0, 0}, body: []byte("sneaked")}
+		p.RoutingKey = s.queue
+		return p.frames(nil, ch, p.raw, initialFrame)
+	}
+	open := func(ch uint16) []byte { return wire.AppendMethod(nil, ch, wire.ChannelOpen, []byte{0}) }
+	end := func(ch uint16) []byte { return wire.Close{Code: 200}.Append(nil, ch, wire.ChannelClose) }
+	closeOK := func(ch uint16) []byte { return wire.AppendMethod(nil, ch, wire.ChannelCloseOK, nil) }
+	s.lost.Store(true)
+	for name, in := range map[string][][]byte{
+		"open and publish":              {open(2), message(2)},
+		"publish without a channel":     {message(7)},
+		"close, open, publish":          {open(2), end(2), open(2), message(2)},
+		"publish, close-ok, open again": {open(2), message(2), closeOK(2), open(2), message(2)},
+		"many times over":               {open(2), end(2), open(2), end(2), open(2), message(2), closeOK(2), open(2), message(2), message(3)},
+	} {
+		c, r := s.rawClient()
+		if _, err := c.Write(bytes.Join(in, nil)); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		for {
+			f, err := wire.ReadFrame(r, initialFrame+wire.Overhead)
+			if err != nil {
+				t.Errorf("%s: the connection ended without a word: %v", name, err)
+				break
+			}
+			if m := f.Method(); m == wire.ChannelClose || m == wire.ConnectionClose {
+				break
+			}
+		}
+		_ = c.Close()
+	}
+	s.stop()
+	if got := s.received(); len(got) != 0 {
+		t.Errorf("%d messages got round the fence", len(got))
+	}
 	s.closed()
 }
 

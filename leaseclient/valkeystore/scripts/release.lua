@@ -38,6 +38,10 @@ if not same(lease, ARGV[16], ARGV[17], ARGV[18], ARGV[19]) then return { 'lease_
 if not evidence_ok(lease.lease_id) then return corrupt('history: wrong type') end
 
 retire(lease, 'released', NOW)
+-- What the holder left behind may be swept as soon as it is old enough, not only
+-- when the lease would have run out.
+local head = log_ok() and oldest()
+if head then redis.call('ZADD', PREFIX .. 'unsettled', text(head.not_after), DIGEST) end
 redis.call('HSET', idem, 'op', 'release', 'digest', ARGV[14], 'lease_id', ARGV[16])
 redis.call('PEXPIRE', idem, ARGV[20])
 lease.raw[26] = 'released'
