@@ -137,20 +137,20 @@ type document struct {
 }
 
 // get reads a bounded answer.
-func (c *client) get(ctx context.Context, method string, t target, header http.Header) (*http.Response, []byte, error) {
+func (c *client) get(ctx context.Context, method string, t target, header http.Header) (*answered, error) {
 	res, err := c.transport.RoundTrip(c.request(ctx, method, t, header, nil, 0))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer func() { _ = res.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxLook+1))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if len(body) > maxLook {
-		return nil, nil, fmt.Errorf("document is longer than %d bytes", maxLook)
+		return nil, fmt.Errorf("document is longer than %d bytes", maxLook)
 	}
-	return res, body, nil
+	return &answered{res.StatusCode, res.Header, body}, nil
 }
 
 // look reads the current winner of a document, deleted or not. withBody asks for
@@ -159,33 +159,33 @@ func (c *client) look(ctx context.Context, cache *stampCache, database, id, memb
 	header = header.Clone()
 	header.Set("Accept", "application/json")
 	if !withBody {
-		res, _, err := c.get(ctx, http.MethodHead, docTarget(database, id), header)
+		res, err := c.get(ctx, http.MethodHead, docTarget(database, id), header)
 		if err != nil {
 			return nil, err
 		}
-		if res.StatusCode == http.StatusOK {
-			rev, ok := parseRevision(strings.Trim(res.Header.Get("Etag"), `"`))
+		if res.status == http.StatusOK {
+			rev, ok := parseRevision(strings.Trim(res.header.Get("Etag"), `"`))
 			if stamp, known := cache.get(database, id, rev); ok && known {
 				return &document{exists: true, rev: rev, stamp: stamp}, nil
 			}
 		}
 	}
-	res, body, err := c.get(ctx, http.MethodGet, docTarget(database, id), header)
+	res, err := c.get(ctx, http.MethodGet, docTarget(database, id), header)
 	if err != nil {
 		return nil, err
 	}
-	switch res.StatusCode {
+	switch res.status {
 	case http.StatusOK:
-		d, err := readDocument(body, member)
+		d, err := readDocument(res.body, member)
 		if err != nil {
 			return nil, err
 		}
 		cache.put(database, id, d.rev, d.stamp)
 		return d, nil
 	case http.StatusNotFound:
-		return c.lookDeleted(ctx, database, id, member, header, body)
+		return c.lookDeleted(ctx, database, id, member, header, res.body)
 	}
-	return nil, &errUpstream{res.StatusCode, res.Header, body}
+	return nil, &errUpstream{res.status, res.header, res.body}
 }
 
 // noDatabase recognizes CouchDB's answer for a database that is not there.
@@ -219,21 +219,21 @@ func (c *client) lookDeleted(ctx context.Context, database, id, member string, h
 
 // leaves reads every leaf of a document's revision tree.
 func (c *client) leaves(ctx context.Context, database, id, member string, header http.Header) ([]*document, error) {
-	res, body, err := c.get(ctx, http.MethodGet, docTarget(database, id, param{"open_revs", "all"}, param{"revs", "true"}), header)
+	res, err := c.get(ctx, http.MethodGet, docTarget(database, id, param{"open_revs", "all"}, param{"revs", "true"}), header)
 	if err != nil {
 		return nil, err
 	}
-	switch res.StatusCode {
+	switch res.status {
 	case http.StatusOK:
 	case http.StatusNotFound:
-		if noDatabase(body) {
+		if noDatabase(res.body) {
 			return nil, errNoDatabase
 		}
 		return nil, nil
 	default:
-		return nil, &errUpstream{res.StatusCode, res.Header, body}
+		return nil, &errUpstream{res.status, res.header, res.body}
 	}
-	v, err := jsonedit.Parse(body, jsonedit.Limits{MaxBytes: maxLook})
+	v, err := jsonedit.Parse(res.body, jsonedit.Limits{MaxBytes: maxLook})
 	if err != nil {
 		return nil, fmt.Errorf("read leaves: %w", err)
 	}
@@ -254,17 +254,17 @@ func (c *client) leaves(ctx context.Context, database, id, member string, header
 
 // at reads one revision of a document; nil when it is not kept any more.
 func (c *client) at(ctx context.Context, database, id, member string, rev revision, header http.Header) (*document, error) {
-	res, body, err := c.get(ctx, http.MethodGet, docTarget(database, id, param{"rev", rev.String()}), header)
+	res, err := c.get(ctx, http.MethodGet, docTarget(database, id, param{"rev", rev.String()}), header)
 	if err != nil {
 		return nil, err
 	}
-	switch res.StatusCode {
+	switch res.status {
 	case http.StatusOK:
-		return readDocument(body, member)
+		return readDocument(res.body, member)
 	case http.StatusNotFound:
 		return nil, nil
 	}
-	return nil, &errUpstream{res.StatusCode, res.Header, body}
+	return nil, &errUpstream{res.status, res.header, res.body}
 }
 
 // readDocument takes what matters out of a stored document. A stamp that cannot

@@ -206,7 +206,7 @@ func TestAddressWhereNobodyListens(t *testing.T) {
 
 func TestUnknownSettingOrPolicyKeyStopsTheStart(t *testing.T) {
 	w := newWorld(t)
-	out, err := w.command([]string{"FENCERIDER_ARIVAL_BOUND=1s"}, "run").CombinedOutput()
+	out, err := w.command([]string{"FENCERIDER_ARRIVAL_BOUNDS=1s"}, "run").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "did you mean FENCERIDER_ARRIVAL_BOUND?") {
 		t.Errorf("%v %s", err, out)
 	}

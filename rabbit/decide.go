@@ -326,7 +326,7 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		p.tag = ch.tag
 	}
 	if v.free {
-		items <- item{channel: u.channel, bytes: u.publish.frames(nil, u.channel, u.publish.clean(), c.frameMax), p: p}
+		items <- item{channel: u.channel, bytes: u.publish.frames(u.channel, u.publish.clean(), c.frameMax), p: p}
 		return
 	}
 	if v.err != nil {
@@ -347,7 +347,7 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		return
 	}
 	c.s.opts.OnVerdict("")
-	items <- item{channel: u.channel, bytes: u.publish.frames(nil, u.channel, props, c.frameMax), p: p}
+	items <- item{channel: u.channel, bytes: u.publish.frames(u.channel, props, c.frameMax), p: p}
 }
 
 // refuse tells the worker that a publish was not accepted, in the form that its

@@ -94,8 +94,8 @@ func (p *publish) stamped(s fence.Stamp) []byte {
 func (p *publish) clean() []byte { return p.props.Rewrite(ours, nil, "") }
 
 // frames writes the message with the given properties.
-func (p *publish) frames(dst []byte, channel uint16, props []byte, frameMax int) []byte {
-	dst = p.Append(dst, channel)
+func (p *publish) frames(channel uint16, props []byte, frameMax int) []byte {
+	dst := p.Append(nil, channel)
 	dst = wire.Header{BodySize: uint64(len(p.body)), Properties: props}.Append(dst, channel)
 	return wire.AppendBody(dst, channel, p.body, frameMax)
 }

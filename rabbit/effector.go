@@ -207,7 +207,7 @@ func (p *publisher) publish(ctx context.Context, m *publish, props []byte) (leas
 	if len(props)+12+wire.Overhead > p.frameMax {
 		return leaseclient.OutcomeQuarantined, nil
 	}
-	if _, err := p.conn.Write(msg.frames(nil, 1, props, p.frameMax)); err != nil {
+	if _, err := p.conn.Write(msg.frames(1, props, p.frameMax)); err != nil {
 		return "", err
 	}
 	p.tag++

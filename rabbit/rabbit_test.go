@@ -626,7 +626,7 @@ func TestPipeliningDoesNotGetRoundTheFence(t *testing.T) {
 	message := func(ch uint16) []byte {
 		p := &publish{raw: []byte{0, 0}, body: []byte("sneaked")}
 		p.RoutingKey = s.queue
-		return p.frames(nil, ch, p.raw, initialFrame)
+		return p.frames(ch, p.raw, initialFrame)
 	}
 	open := func(ch uint16) []byte { return wire.AppendMethod(nil, ch, wire.ChannelOpen, []byte{0}) }
 	end := func(ch uint16) []byte { return wire.Close{Code: 200}.Append(nil, ch, wire.ChannelClose) }

@@ -263,10 +263,9 @@ func (p *parser) couchRule(n *yaml.Node, at string) {
 		return
 	}
 	r := couchRule{at: at}
-	ok := true
+	var ok bool
 	if v := m["database"]; v == nil {
 		p.problem(n, at, "database is missing")
-		ok = false
 	} else if r.database, ok = p.glob(v, at+".database"); ok && r.database.raw == "" {
 		p.problem(v, at+".database", "is empty")
 		ok = false
@@ -352,10 +351,9 @@ func (p *parser) rabbitRule(n *yaml.Node, at string) {
 		return
 	}
 	r := rabbitRule{at: at}
-	ok := true
+	var ok bool
 	if v := m["exchange"]; v == nil {
 		p.problem(n, at, `exchange is missing; the default exchange is ""`)
-		ok = false
 	} else {
 		r.exchange, ok = p.glob(v, at+".exchange")
 	}

@@ -245,14 +245,14 @@ func parsePath(s string) ([]string, error) {
 		return nil
 	}
 	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
-		case c == '\\':
+		switch c := s[i]; c {
+		case '\\':
 			i++
 			if i == len(s) || !strings.ContainsRune(`.{}\`, rune(s[i])) {
 				return nil, fmt.Errorf(`a backslash must be followed by '.', '{', '}' or '\'`)
 			}
 			segment.WriteByte(s[i])
-		case c == '.':
+		case '.':
 			if err := end(); err != nil {
 				return nil, err
 			}

@@ -60,12 +60,12 @@ func (t Topic) Match(key string) bool {
 	hash, from := -1, 0
 	for w < len(words) {
 		if p < len(t.words) {
-			switch {
-			case t.words[p] == "#":
+			switch t.words[p] {
+			case "#":
 				hash, from = p, w
 				p++
 				continue
-			case t.words[p] == "*" || t.words[p] == words[w]:
+			case "*", words[w]:
 				p++
 				w++
 				continue
