@@ -152,6 +152,8 @@ rabbit_env() {
   export RABBITMQ_MNESIA_BASE=$base/mnesia RABBITMQ_LOG_BASE=$base/log RABBITMQ_PID_FILE=$base/pid
   export RABBITMQ_ENABLED_PLUGINS_FILE=$base/enabled_plugins RABBITMQ_CONFIG_FILE=$base/rabbitmq.conf
   export RABBITMQ_CONF_ENV_FILE=/dev/null RABBITMQ_GENERATED_CONFIG_DIR=$base/gen RABBITMQ_FEATURE_FLAGS_FILE=$base/feature_flags
+  # A node that is killed must not leave its last words in somebody else's directory.
+  export ERL_CRASH_DUMP=$base/erl_crash.dump ERL_CRASH_DUMP_SECONDS=0
   export RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}"
   rabbit_sbin=$(echo /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin)
   [ -x "$rabbit_sbin/rabbitmq-server" ] || die "no RabbitMQ under /usr/lib/rabbitmq"

@@ -34,6 +34,6 @@ func Hit(name string) {
 		if _, err := os.Stat(at + ".release"); err == nil {
 			return
 		}
-		time.Sleep(poll)
+		<-time.After(poll)
 	}
 }
