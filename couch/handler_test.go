@@ -26,51 +26,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// leases is a table with the leases of one test.
-type leases struct{ refs []leaseclient.Ref }
-
-func (l *leases) Held(id leaseclient.Identity) (leaseclient.Ref, bool) {
-	for _, r := range l.refs {
-		if r.Identity == id {
-			return r, true
-		}
-	}
-	return leaseclient.Ref{}, false
-}
-
-func (l *leases) Named(id string) (leaseclient.Ref, bool) {
-	for _, r := range l.refs {
-		if r.LeaseID == id {
-			return r, true
-		}
-	}
-	return leaseclient.Ref{}, false
-}
-
-func (l *leases) Single() (leaseclient.Ref, int) {
-	if len(l.refs) == 1 {
-		return l.refs[0], 1
-	}
-	return leaseclient.Ref{}, len(l.refs)
-}
-
-// ref is a lease on a target.
-func ref(target string, token uint64) leaseclient.Ref {
-	id := leaseclient.Identity{
-		TenantID: "t", ProgramID: "p", TargetNamespace: "n", TargetID: target,
-		ActorName: "a", WorkflowName: "default", OperationClass: "default",
-	}
-	return leaseclient.Ref{
-		Identity: id, LockKey: id.LockKey(), LeaseID: fmt.Sprintf("lease_%s_%d", target, token), Token: token,
-		OwnerPrincipalID: "prn", ExecutionID: "e", TraceID: "tr",
-	}
-}
-
 // setup is a handler in front of the real server.
 type setup struct {
 	t      *testing.T
 	gate   *fencetest.Gate
-	leases *leases
+	leases *fencetest.Leases
 	policy *policy.Policy
 	h      *Handler
 	url    string
@@ -98,7 +58,7 @@ func couchURL(t *testing.T) *url.URL {
 func newSetup(t *testing.T, mod ...func(*Options)) *setup {
 	t.Helper()
 	up := couchURL(t)
-	s := &setup{t: t, gate: &fencetest.Gate{}, leases: &leases{refs: []leaseclient.Ref{ref("x", 5)}}, user: up.User, up: up}
+	s := &setup{t: t, gate: &fencetest.Gate{}, leases: &fencetest.Leases{Refs: []leaseclient.Ref{fencetest.Ref("x", 5)}}, user: up.User, up: up}
 	s.db = "t" + strings.TrimPrefix(leaseclient.NewID(""), "_")
 	bare := *up
 	bare.User = nil
@@ -275,7 +235,7 @@ func TestLostLeaseWritesNothing(t *testing.T) {
 	if s.stored("/doc").code != 404 {
 		t.Error("something was written")
 	}
-	s.leases.refs = nil
+	s.leases.Refs = nil
 	s.refused(s.via("PUT", "/doc", `{}`), leaseclient.CodeLost)
 }
 
@@ -292,29 +252,29 @@ func TestStoreOutOfReachIs503(t *testing.T) {
 
 func TestZombieWrites(t *testing.T) {
 	s := newSetup(t)
-	s.leases.refs = []leaseclient.Ref{ref("x", 7)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 7)}
 	rev := s.must(s.via("PUT", "/doc", `{"v":"later"}`), 201).member("rev")
 	// An earlier lease of the same lock, with the right revision in hand.
-	s.leases.refs = []leaseclient.Ref{ref("x", 6)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 6)}
 	s.refused(s.via("PUT", "/doc", `{"v":"stale","_rev":"`+rev+`"}`), leaseclient.CodeLost)
 	s.refused(s.via("DELETE", "/doc?rev="+rev, ""), leaseclient.CodeLost)
 	// The same token under another lease.
-	other := ref("x", 7)
+	other := fencetest.Ref("x", 7)
 	other.LeaseID = "lease_other"
-	s.leases.refs = []leaseclient.Ref{other}
+	s.leases.Refs = []leaseclient.Ref{other}
 	s.refused(s.via("PUT", "/doc", `{"v":"stale","_rev":"`+rev+`"}`), leaseclient.CodeLost)
 	// Another lock altogether.
-	s.leases.refs = []leaseclient.Ref{ref("y", 9)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("y", 9)}
 	s.refused(s.via("PUT", "/doc", `{"v":"foreign","_rev":"`+rev+`"}`), leaseclient.CodeLockMismatch)
 	// Deleted by the later lease: the tombstone counts.
-	s.leases.refs = []leaseclient.Ref{ref("x", 7)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 7)}
 	s.must(s.via("DELETE", "/doc?rev="+rev, ""), 200)
-	s.leases.refs = []leaseclient.Ref{ref("x", 6)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 6)}
 	s.refused(s.via("PUT", "/doc", `{"v":"stale"}`), leaseclient.CodeLost)
 	if s.stored("/doc").code != 404 {
 		t.Error("the document came back")
 	}
-	s.leases.refs = []leaseclient.Ref{ref("x", 8)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 8)}
 	s.must(s.via("PUT", "/doc", `{"v":"next"}`), 201)
 	s.closed()
 }
@@ -354,9 +314,9 @@ func TestPostCreatesWithAnIDOfTheSidecars(t *testing.T) {
 func TestBulkJudgesEveryDocument(t *testing.T) {
 	s := newSetup(t)
 	rev := s.must(s.via("PUT", "/a", `{}`), 201).member("rev")
-	s.leases.refs = []leaseclient.Ref{ref("x", 9)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 9)}
 	s.must(s.via("PUT", "/later", `{}`), 201)
-	s.leases.refs = []leaseclient.Ref{ref("x", 5)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 5)}
 	later := s.stored("/later").member("_rev")
 	body := `{"docs":[{"_id":"a","_rev":"` + rev + `","n":1},{"_id":"a"},{"_id":"b"},{"_id":"later","_rev":"` + later + `"},{"_id":"_local/x"},{"n":2},{"_id":"b2","_revisions":{}}]}`
 	r := s.must(s.via("POST", "/_bulk_docs", body), 201)
@@ -513,7 +473,7 @@ couch:
 		t.Fatal(err)
 	}
 	s.policy = p
-	s.leases.refs = []leaseclient.Ref{ref("x", 5), ref("y", 3)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 5), fencetest.Ref("y", 3)}
 	s.must(s.via("PUT", "/a", `{"target":"x"}`), 201)
 	s.must(s.via("PUT", "/b", `{"target":"y"}`), 201)
 	if s.stampOf("/a").Token != 5 || s.stampOf("/b").Token != 3 {
@@ -617,7 +577,7 @@ func TestAnswerThatNeverCameIsSettled(t *testing.T) {
 			}
 			defer e.Close()
 			s.gate.Settle = func(a *fence.Accepted) leaseclient.Outcome {
-				out, err := e.Settle(t.Context(), []leaseclient.Entry{entryOf(a)})
+				out, err := e.Settle(t.Context(), []leaseclient.Entry{fencetest.EntryOf(a)})
 				if err != nil || len(out) != 1 {
 					t.Errorf("settle: %v %v", out, err)
 					return leaseclient.OutcomeUnknown
@@ -633,14 +593,6 @@ func TestAnswerThatNeverCameIsSettled(t *testing.T) {
 				t.Errorf("written twice: %s", r.body)
 			}
 		})
-	}
-}
-
-// entryOf is the log entry of an accepted commit.
-func entryOf(a *fence.Accepted) leaseclient.Entry {
-	return leaseclient.Entry{
-		Commit: a.Commit, LockKey: a.Stamp.LockKey, Token: a.Stamp.Token, LeaseID: a.Stamp.LeaseID, ExecutionID: a.Stamp.ExecutionID,
-		TraceID: a.Stamp.TraceID, AcceptedAt: a.Stamp.AcceptedAt, NotAfter: a.Stamp.NotAfter, ExpiresAt: a.Stamp.ExpiresAt,
 	}
 }
 
@@ -676,7 +628,7 @@ func TestSettle(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := ref("x", token)
+		r := fencetest.Ref("x", token)
 		return leaseclient.Entry{
 			Commit:  leaseclient.Commit{ID: leaseclient.NewID("commit"), Kind: leaseclient.KindDocument, Target: targetOf(db, id), Effect: b},
 			LockKey: r.LockKey, LeaseID: r.LeaseID, Token: token, ExecutionID: "e", TraceID: "t", AcceptedAt: 1, NotAfter: 2, ExpiresAt: 3,

@@ -84,7 +84,7 @@ type world struct {
 
 // The times of the sidecars under test: short, so that a lease is soon over.
 const (
-	leaseTTL     = 1500 * time.Millisecond
+	leaseTTL     = 3 * time.Second
 	arrivalBound = time.Second
 )
 

@@ -64,8 +64,20 @@ func (s *Sidecar) controlHandler() http.Handler {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) { s.operate(w, r, name, op) })
 	}
 	post("/v1/leases/acquire", "acquire", s.apiAcquire)
-	post("/v1/leases/renew", "renew", s.apiRenew)
-	post("/v1/leases/release", "release", s.apiRelease)
+	post("/v1/leases/renew", "renew", s.onLease(func(ctx context.Context, k *leaseclient.Keeper, c leaseclient.Call) (*success, error) {
+		r, err := k.Renew(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		return onLeaseDone(leaseclient.CodeRenewed, r.Lease, r.Replayed), nil
+	}))
+	post("/v1/leases/release", "release", s.onLease(func(ctx context.Context, k *leaseclient.Keeper, c leaseclient.Call) (*success, error) {
+		r, err := k.Release(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		return onLeaseDone(leaseclient.CodeReleased, r.Lease, r.Replayed), nil
+	}))
 	post("/v1/leases/inspect", "inspect", s.apiInspect)
 	mux.HandleFunc("/v1/status", s.apiStatus)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -297,54 +309,37 @@ func (s *Sidecar) find(m leaseMembers) (*leaseclient.Keeper, error) {
 	return k, nil
 }
 
-// apiRenew extends a lease now.
-func (s *Sidecar) apiRenew(ctx context.Context, body []byte) (*success, error) {
-	var in struct {
-		callMembers
-		leaseMembers
+// onLease makes an operation on a lease that this sidecar holds.
+func (s *Sidecar) onLease(do func(context.Context, *leaseclient.Keeper, leaseclient.Call) (*success, error)) operation {
+	return func(ctx context.Context, body []byte) (*success, error) {
+		var in struct {
+			callMembers
+			leaseMembers
+		}
+		if err := decode(body, &in, "request_id", "deadline_at", "lease_id", "fencing_token"); err != nil {
+			return nil, err
+		}
+		call, err := s.call(in.callMembers)
+		if err != nil {
+			return nil, err
+		}
+		k, err := s.find(in.leaseMembers)
+		if err != nil {
+			return nil, err
+		}
+		out, err := do(ctx, k, call)
+		if err != nil {
+			return nil, &requestError{call.RequestID, err}
+		}
+		out.RequestID = call.RequestID
+		return out, nil
 	}
-	if err := decode(body, &in, "request_id", "deadline_at", "lease_id", "fencing_token"); err != nil {
-		return nil, err
-	}
-	call, err := s.call(in.callMembers)
-	if err != nil {
-		return nil, err
-	}
-	k, err := s.find(in.leaseMembers)
-	if err != nil {
-		return nil, err
-	}
-	r, err := k.Renew(ctx, call)
-	if err != nil {
-		return nil, &requestError{call.RequestID, err}
-	}
-	v := viewOf(r.Lease)
-	return &success{Code: leaseclient.CodeRenewed, RequestID: call.RequestID, Replayed: r.Replayed, Lease: &v}, nil
 }
 
-// apiRelease gives a lease back.
-func (s *Sidecar) apiRelease(ctx context.Context, body []byte) (*success, error) {
-	var in struct {
-		callMembers
-		leaseMembers
-	}
-	if err := decode(body, &in, "request_id", "deadline_at", "lease_id", "fencing_token"); err != nil {
-		return nil, err
-	}
-	call, err := s.call(in.callMembers)
-	if err != nil {
-		return nil, err
-	}
-	k, err := s.find(in.leaseMembers)
-	if err != nil {
-		return nil, err
-	}
-	r, err := k.Release(ctx, call)
-	if err != nil {
-		return nil, &requestError{call.RequestID, err}
-	}
-	v := viewOf(r.Lease)
-	return &success{Code: leaseclient.CodeReleased, RequestID: call.RequestID, Replayed: r.Replayed, Lease: &v}, nil
+// onLeaseDone is the envelope of an operation on a lease.
+func onLeaseDone(code leaseclient.Code, l leaseclient.Lease, replayed bool) *success {
+	v := viewOf(l)
+	return &success{Code: code, Replayed: replayed, Lease: &v}
 }
 
 // apiInspect reads the current lease of an identity, or of a lease that this

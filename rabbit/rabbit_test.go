@@ -30,46 +30,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// leases is a table with the leases of one test.
-type leases struct{ refs []leaseclient.Ref }
-
-func (l *leases) Held(id leaseclient.Identity) (leaseclient.Ref, bool) {
-	for _, r := range l.refs {
-		if r.Identity == id {
-			return r, true
-		}
-	}
-	return leaseclient.Ref{}, false
-}
-
-func (l *leases) Named(id string) (leaseclient.Ref, bool) {
-	for _, r := range l.refs {
-		if r.LeaseID == id {
-			return r, true
-		}
-	}
-	return leaseclient.Ref{}, false
-}
-
-func (l *leases) Single() (leaseclient.Ref, int) {
-	if len(l.refs) == 1 {
-		return l.refs[0], 1
-	}
-	return leaseclient.Ref{}, len(l.refs)
-}
-
-// ref is a lease on a target.
-func ref(target string, token uint64) leaseclient.Ref {
-	id := leaseclient.Identity{
-		TenantID: "t", ProgramID: "p", TargetNamespace: "n", TargetID: target,
-		ActorName: "a", WorkflowName: "default", OperationClass: "default",
-	}
-	return leaseclient.Ref{
-		Identity: id, LockKey: id.LockKey(), LeaseID: fmt.Sprintf("lease_%s_%d", target, token), Token: token,
-		OwnerPrincipalID: "prn", ExecutionID: "e", TraceID: "tr",
-	}
-}
-
 // brokerURL is the real broker.
 func brokerURL(t testing.TB) *url.URL {
 	t.Helper()
@@ -89,7 +49,7 @@ type setup struct {
 	t      testing.TB
 	gate   *fencetest.Gate
 	lost   atomic.Bool
-	leases *leases
+	leases *fencetest.Leases
 	policy *policy.Policy
 	server *Server
 	link   *leasetest.Link
@@ -103,7 +63,7 @@ type setup struct {
 func newSetup(t testing.TB, mod ...func(*Options)) *setup {
 	t.Helper()
 	up := brokerURL(t)
-	s := &setup{t: t, gate: &fencetest.Gate{}, leases: &leases{refs: []leaseclient.Ref{ref("x", 5)}}, link: leasetest.NewLink(t, up.Host)}
+	s := &setup{t: t, gate: &fencetest.Gate{}, leases: &fencetest.Leases{Refs: []leaseclient.Ref{fencetest.Ref("x", 5)}}, link: leasetest.NewLink(t, up.Host)}
 	s.gate.Refuse = func(leaseclient.Ref, []leaseclient.Commit) error {
 		if s.lost.Load() {
 			return &leaseclient.Error{Code: leaseclient.CodeLost, Op: "begin"}
@@ -465,7 +425,7 @@ func TestBrokerLostMeansSettlement(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.gate.Settle = func(a *fence.Accepted) leaseclient.Outcome {
-		o, err := e.Settle(context.Background(), []leaseclient.Entry{entryOf(a)})
+		o, err := e.Settle(context.Background(), []leaseclient.Entry{fencetest.EntryOf(a)})
 		if err != nil || len(o) != 1 {
 			t.Errorf("settle: %v %v", o, err)
 			return leaseclient.OutcomeUnknown
@@ -496,14 +456,6 @@ func TestBrokerLostMeansSettlement(t *testing.T) {
 	}
 	if !slices.Equal(order, []string{"0", "1", "2", "3", "4"}) {
 		t.Errorf("order of first arrivals %v", order)
-	}
-}
-
-// entryOf is the log entry of an accepted commit.
-func entryOf(a *fence.Accepted) leaseclient.Entry {
-	return leaseclient.Entry{
-		Commit: a.Commit, LockKey: a.Stamp.LockKey, Token: a.Stamp.Token, LeaseID: a.Stamp.LeaseID, ExecutionID: a.Stamp.ExecutionID,
-		TraceID: a.Stamp.TraceID, AcceptedAt: a.Stamp.AcceptedAt, NotAfter: a.Stamp.NotAfter, ExpiresAt: a.Stamp.ExpiresAt,
 	}
 }
 
@@ -677,7 +629,7 @@ rabbit:
 		t.Fatal(err)
 	}
 	s.policy = p
-	s.leases.refs = []leaseclient.Ref{ref("x", 5), ref("y", 3)}
+	s.leases.Refs = []leaseclient.Ref{fencetest.Ref("x", 5), fencetest.Ref("y", 3)}
 	_, ch := s.worker()
 	if err := ch.Confirm(false); err != nil {
 		t.Fatal(err)
@@ -794,7 +746,7 @@ func TestSettleSetsAside(t *testing.T) {
 	entry := func(ex, rk, body string) leaseclient.Entry {
 		p := &publish{raw: []byte{0, 0}, body: []byte(body)}
 		p.Exchange, p.RoutingKey = ex, rk
-		r := ref("x", 5)
+		r := fencetest.Ref("x", 5)
 		return leaseclient.Entry{
 			Commit:  leaseclient.Commit{ID: leaseclient.NewID("commit"), Kind: leaseclient.KindPublish, Effect: encodeEffect(p)},
 			LockKey: r.LockKey, LeaseID: r.LeaseID, Token: 5, ExecutionID: "e", TraceID: "t", ExpiresAt: 1,

@@ -9,10 +9,7 @@ if no then return no end
 
 local idem = PREFIX .. 'idem:' .. ARGV[15]
 if not is(idem, 'hash') then return corrupt('idempotency: wrong type') end
-local fence, damage = load_fence(ARGV[6])
-if damage then return corrupt(damage) end
-local lease
-lease, damage = load_lease(fence, 7)
+local fence, lease, damage = presented()
 if damage then return corrupt(damage) end
 
 -- A repetition is answered before anything else is judged, its deadline
@@ -24,17 +21,12 @@ if known > 0 then
     return corrupt('idempotency: a field is missing or malformed')
   end
   if first.digest ~= ARGV[14] then return { 'idempotency_conflict', text(NOW) } end
-  local key = PREFIX .. 'lid:' .. first.lease_id
-  if not is(key, 'hash') then return corrupt('evidence: wrong type') end
-  local evidence = hash(key)
-  local raw = {}
-  for i, name in ipairs(FIELDS) do
-    if not evidence[name] then return corrupt('evidence: ' .. name .. ' is missing') end
-    raw[i] = evidence[name]
-  end
-  if evidence.lock_key ~= LOCK_KEY then return corrupt('evidence: another lock key') end
+  local raw
+  raw, damage = evidence_of(first.lease_id)
+  if damage then return corrupt(damage) end
+  local state = state_of(first.lease_id, raw[26], lease)
   raw[17], raw[18], raw[26] = first.acquired_at, first.expires_at, 'active'
-  return reply_lease({ 'lease_acquired', text(NOW), 'replayed', state_of(first.lease_id, evidence, lease) }, raw)
+  return reply_lease({ 'lease_acquired', text(NOW), 'replayed', state }, raw)
 end
 
 no = late()

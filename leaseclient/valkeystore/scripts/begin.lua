@@ -7,10 +7,7 @@
 --   then four a commit: id, kind, target, effect
 local no = closed()
 if no then return no end
-local fence, damage = load_fence(ARGV[6])
-if damage then return corrupt(damage) end
-local lease
-lease, damage = load_lease(fence, 7)
+local fence, lease, damage = presented()
 if damage then return corrupt(damage) end
 if not log_ok() then return corrupt('log: wrong type') end
 local head

@@ -4,10 +4,7 @@
 -- ARGV: 6 canonical identity, 7-13 its components
 local no = closed()
 if no then return no end
-local fence, damage = load_fence(ARGV[6])
-if damage then return corrupt(damage) end
-local lease
-lease, damage = load_lease(fence, 7)
+local _, lease, damage = presented()
 if damage then return corrupt(damage) end
 no = late()
 if no then return no end

@@ -189,9 +189,24 @@ local function retire(r, state, at)
   redis.call('DEL', lock('lease'))
 end
 
+-- evidence_of reads the evidence of a lease, in wire order, for an answer to a
+-- repeated request. It returns nil and a text when it is not whole or another
+-- lock's.
+local function evidence_of(lease_id)
+  local key = PREFIX .. 'lid:' .. lease_id
+  if not is(key, 'hash') then return nil, 'evidence: wrong type' end
+  local found, raw = hash(key), {}
+  for i, name in ipairs(FIELDS) do
+    if not found[name] then return nil, 'evidence: ' .. name .. ' is missing' end
+    raw[i] = found[name]
+  end
+  if found.lock_key ~= LOCK_KEY then return nil, 'evidence: another lock key' end
+  return raw
+end
+
 -- state_of says what became of a lease, from its evidence and the record.
-local function state_of(lease_id, evidence, r)
-  if evidence.state ~= 'active' then return evidence.state end
+local function state_of(lease_id, recorded, r)
+  if recorded ~= 'active' then return recorded end
   if r and r.lease_id == lease_id and r.expires_at > NOW then return 'active' end
   return 'expired'
 end
@@ -215,6 +230,16 @@ local function parse_entry(meta)
     if not e[name] then return nil end
   end
   return e
+end
+
+-- presented reads the fence and the active record of the identity that the
+-- caller presents. The third result is what is wrong with one of them.
+local function presented()
+  local fence, damage = load_fence(ARGV[6])
+  if damage then return nil, nil, damage end
+  local lease
+  lease, damage = load_lease(fence, 7)
+  return fence, lease, damage
 end
 
 -- log_ok reports whether the keys of the log have their types.

@@ -10,10 +10,7 @@ if no then return no end
 -- lease has many renewals and they all may be forgotten together.
 local results = PREFIX .. 'rnw:' .. ARGV[16]
 if not is(results, 'hash') then return corrupt('idempotency: wrong type') end
-local fence, damage = load_fence(ARGV[6])
-if damage then return corrupt(damage) end
-local lease
-lease, damage = load_lease(fence, 7)
+local _, lease, damage = presented()
 if damage then return corrupt(damage) end
 
 local first = redis.call('HGET', results, ARGV[15])
@@ -23,16 +20,10 @@ if first then
     return corrupt('idempotency: a renewal is malformed')
   end
   if digest ~= ARGV[14] then return { 'idempotency_conflict', text(NOW) } end
-  local key = PREFIX .. 'lid:' .. ARGV[16]
-  if not is(key, 'hash') then return corrupt('evidence: wrong type') end
-  local evidence = hash(key)
-  local raw = {}
-  for i, name in ipairs(FIELDS) do
-    if not evidence[name] then return corrupt('evidence: ' .. name .. ' is missing') end
-    raw[i] = evidence[name]
-  end
-  if evidence.lock_key ~= LOCK_KEY then return corrupt('evidence: another lock key') end
-  raw[17], raw[18], raw[26] = renewed, expires, state_of(ARGV[16], evidence, lease)
+  local raw
+  raw, damage = evidence_of(ARGV[16])
+  if damage then return corrupt(damage) end
+  raw[17], raw[18], raw[26] = renewed, expires, state_of(ARGV[16], raw[26], lease)
   return reply_lease({ 'lease_renewed', text(NOW), 'replayed' }, raw)
 end
 
