@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 
 	"github.com/starintel/fencerider/couch/jsonedit"
@@ -40,6 +41,9 @@ func (h *Handler) readBody(r *http.Request) ([]byte, error) {
 		return nil, &errAnswered{http.StatusUnsupportedMediaType, "bad_content_encoding", "Content-Encoding must be gzip or nothing"}
 	}
 	body, err := io.ReadAll(io.LimitReader(in, h.opts.MaxBody+1))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, &errAnswered{http.StatusRequestTimeout, "timeout", "the body did not come in time"}
+	}
 	if err != nil {
 		return nil, badRequest("the body could not be read")
 	}

@@ -245,6 +245,11 @@ func (h *Handler) write(w http.ResponseWriter, r *http.Request, req *request) {
 		return
 	}
 	r = r.WithContext(ctx)
+	// A body that never comes must not hold the place for ever. The server lifts
+	// the deadline before the next request.
+	if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.opts.Timeout)); err != nil {
+		h.opts.Logger.Debug("reads have no deadline here", zap.Error(err))
+	}
 	if req.judged.class == classBulk {
 		h.bulk(w, r, req)
 		return

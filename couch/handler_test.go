@@ -459,6 +459,24 @@ func TestGzipBodiesAndLimits(t *testing.T) {
 	s.closed()
 }
 
+func TestABodyThatNeverComesGivesItsPlaceBack(t *testing.T) {
+	s := newSetup(t, func(o *Options) { o.Timeout = 300 * time.Millisecond; o.MaxWrites = 1 })
+	c, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "PUT /"+s.db+"/slow HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if b, err := io.ReadAll(c); err != nil || !strings.Contains(string(b), "408") {
+		t.Errorf("%v %s", err, b)
+	}
+	s.must(s.via("PUT", "/doc", `{}`), 201)
+	s.closed()
+}
+
 func TestPolicyFindsTheLease(t *testing.T) {
 	s := newSetup(t)
 	p, err := policy.Parse([]byte(`

@@ -552,6 +552,32 @@ func TestGarbage(t *testing.T) {
 	s.closed()
 }
 
+func TestHeartbeatsKeepAQuietConnection(t *testing.T) {
+	s := newSetup(t)
+	via := *brokerURL(t)
+	via.Host = s.addr
+	conn, err := amqp091.DialConfig(via.String(), amqp091.Config{Heartbeat: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	gone := conn.NotifyClose(make(chan *amqp091.Error, 1))
+	select {
+	case e := <-gone:
+		t.Fatalf("a quiet connection was closed: %v", e)
+	case <-time.After(5 * time.Second):
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.send(ch, "alive"); err != nil {
+		t.Fatal(err)
+	}
+	s.await(1)
+	s.closed()
+}
+
 // rawClient logs in by hand, so that a test can send what no library would.
 func (s *setup) rawClient() (net.Conn, *bufio.Reader) {
 	s.t.Helper()
