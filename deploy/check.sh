@@ -3,6 +3,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# shellcheck source=deploy/go.sh
+. deploy/go.sh
+
 fail=0
 note() { echo "check: $*" >&2; fail=1; }
 

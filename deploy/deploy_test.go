@@ -92,7 +92,7 @@ func TestShippedStoreSettingsAreWhatTheStoreDemands(t *testing.T) {
 }
 
 func TestScriptsParse(t *testing.T) {
-	for _, f := range []string{"services.sh", "test.sh", "check.sh", "demo/run.sh", "../.ci/run"} {
+	for _, f := range []string{"services.sh", "go.sh", "test.sh", "check.sh", "demo/run.sh", "../.ci/run"} {
 		if out, err := exec.Command("bash", "-n", f).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v %s", f, err, out)
 		}

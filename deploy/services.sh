@@ -41,9 +41,15 @@ mirror() {
   } | head -n 1
 }
 
-install_valkey() {
-  missing valkey-server valkey-cli || return 0
-  say "installing Valkey"
+# A Go that can fetch the one that go.mod names.
+install_go() {
+  if ! missing go || [ -x /usr/local/go/bin/go ]; then return 0; fi
+  say "installing Go"
+  from_backports golang-go golang-src golang-1.23-go golang-1.23-src
+}
+
+# from_backports PACKAGE...: from backports on Debian 12, as it is elsewhere.
+from_backports() {
   # shellcheck disable=SC1091
   case "$(. /etc/os-release && echo "${VERSION_CODENAME:-}")" in
     bookworm)
@@ -51,11 +57,17 @@ install_valkey() {
       list=$(mktemp --suffix=.list)
       echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(mirror) bookworm-backports main" >"$list"
       apt -o Dir::Etc::sourcelist="$list" update
-      apt -o Dir::Etc::sourcelist="$list" install -y --no-install-recommends valkey-server/bookworm-backports valkey-tools/bookworm-backports >/dev/null
+      apt -o Dir::Etc::sourcelist="$list" install -y --no-install-recommends "${@/%//bookworm-backports}" >/dev/null
       rm -f "$list"
       ;;
-    *) apt install -y --no-install-recommends valkey-server valkey-tools >/dev/null ;;
+    *) apt install -y --no-install-recommends "$1" ${2:+"$2"} >/dev/null ;;
   esac
+}
+
+install_valkey() {
+  missing valkey-server valkey-cli || return 0
+  say "installing Valkey"
+  from_backports valkey-server valkey-tools
 }
 
 # couchdb_kind says which CouchDB there is, the most faithful first.
@@ -71,9 +83,10 @@ install_services() {
   missing curl && want+=(curl)
   missing openssl && want+=(openssl)
   missing rabbitmq-server && want+=(rabbitmq-server)
-  missing go gcc && want+=(gcc libc6-dev)
+  missing gcc && want+=(gcc libc6-dev)
+  [ -e /etc/ssl/certs/ca-certificates.crt ] || want+=(ca-certificates)
   [ "$(couchdb_kind)" = pouchdb ] && missing node npm && want+=(nodejs npm)
-  if [ ${#want[@]} -gt 0 ] || missing valkey-server valkey-cli; then
+  if [ ${#want[@]} -gt 0 ] || missing valkey-server valkey-cli || { missing go && [ ! -x /usr/local/go/bin/go ]; }; then
     [ "$(id -u)" = 0 ] || die "installing ${want[*]} valkey needs root"
     keep_quiet
     say "updating package lists"
@@ -83,6 +96,7 @@ install_services() {
     say "installing ${want[*]}"
     apt install -y --no-install-recommends "${want[@]}" >/dev/null
   fi
+  install_go
   install_valkey
   if [ "$(couchdb_kind)" = pouchdb ] && [ ! -e "$here/pouchdb/node_modules/.complete" ]; then
     say "installing PouchDB Server from npm"

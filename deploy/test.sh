@@ -8,8 +8,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-command -v go >/dev/null || { echo "test: Go is not installed; see README.md" >&2; exit 1; }
-
 state=$(mktemp -d "${TMPDIR:-/tmp}/fencerider-test.XXXXXX")
 stop() {
   deploy/services.sh stop "$state/services" || true
@@ -20,6 +18,8 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 deploy/services.sh start "$state/services"
+# shellcheck source=deploy/go.sh
+. deploy/go.sh
 # shellcheck disable=SC1091
 . "$state/services/env"
 

@@ -41,7 +41,6 @@ need() {
 }
 
 up() {
-  command -v go >/dev/null || { echo "demo: Go is not installed; see README.md" >&2; exit 1; }
   [ -e "$state" ] && down
   mkdir -p "$state"
   deploy/services.sh start "$state/services"
@@ -51,6 +50,8 @@ up() {
     echo "demo: installing python3-pika" >&2
     DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends python3-pika >/dev/null
   fi
+  # shellcheck source=deploy/go.sh
+  . deploy/go.sh
   echo "demo: building bin/fencerider" >&2
   go build -trimpath -o bin/fencerider ./cmd/fencerider
   # shellcheck disable=SC1091

@@ -421,7 +421,7 @@ func TestEndingsAreForgottenInTime(t *testing.T) {
 }
 
 func TestEndingsGoThroughWhenMemoryIsFull(t *testing.T) {
-	f := newFixture(t)
+	f := ownServer(t)
 	id := testIdentity("a")
 	a := f.acquire(t, id, "one")
 	f.begin(t, a.Lease, "1")

@@ -3,8 +3,10 @@ package valkeystore
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -72,6 +74,42 @@ func rawFixture(t testing.TB, mod ...func(*Options)) *fixture {
 	}
 	t.Cleanup(admin.Close)
 	return &fixture{Store: s, admin: admin, ns: o.Namespace}
+}
+
+// ownServer starts a server for a test that changes the server's own settings,
+// and returns a fixture on it. The shared server has other tests on it.
+func ownServer(t *testing.T) *fixture {
+	t.Helper()
+	program := serverURL(t, "FENCERIDER_TEST_VALKEY_SERVER")
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := ln.Addr().String()
+	_, port, _ := net.SplitHostPort(addr)
+	_ = ln.Close()
+	cmd := exec.Command(program, "--bind", "127.0.0.1", "--port", port, "--dir", t.TempDir(), "--appendonly", "yes", "--appendfsync", "always", "--save", "")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(20 * time.Second)
+	for {
+		if c, err := net.Dial("tcp", addr); err == nil {
+			_ = c.Close()
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatal("the server does not come up")
+		}
+	}
+	t.Setenv("FENCERIDER_TEST_VALKEY_URL", "valkey://"+addr)
+	t.Setenv("FENCERIDER_TEST_VALKEY_ADMIN_URL", "valkey://"+addr)
+	return newFixture(t)
 }
 
 // addrOf returns host:port of the server.

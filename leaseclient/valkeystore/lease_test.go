@@ -638,7 +638,7 @@ func TestTokenCeilingAndEpochs(t *testing.T) {
 }
 
 func TestVolatileServerIsRefused(t *testing.T) {
-	f := newFixture(t)
+	f := ownServer(t)
 	id := testIdentity("a")
 	was, err := f.raw(t, "CONFIG", "GET", "maxmemory-policy").AsStrMap()
 	if err != nil {
