@@ -113,7 +113,7 @@ type running struct {
 // start runs a sidecar until the test ends.
 func start(t *testing.T, mod ...func(*Options)) *running {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "fr")
+	dir, err := os.MkdirTemp("", "fr") //nolint:usetesting // the path of a unix socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
