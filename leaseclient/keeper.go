@@ -274,7 +274,7 @@ func (k *Keeper) renew(ctx context.Context, l Lease, end time.Duration) error {
 	r, err := k.opts.Store.Renew(ctx, RenewRequest{
 		Call:     Call{RequestID: NewID("request"), Deadline: time.Now().Add(wait)},
 		Identity: l.Identity, LeaseID: l.LeaseID, PrincipalID: l.PrincipalID,
-		InstanceID: l.InstanceID, Token: l.Token,
+		InstanceID: l.InstanceID, Token: l.Token, Once: true,
 	})
 	if err != nil {
 		return err

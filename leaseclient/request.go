@@ -47,6 +47,10 @@ type RenewRequest struct {
 	PrincipalID string
 	InstanceID  string
 	Token       uint64
+	// Once says that the request id will never be used again, so that its
+	// result need not be remembered. A keeper renews thousands of times and
+	// asks anew instead of repeating itself.
+	Once bool
 }
 
 // ReleaseRequest gives a lease back. Every field must match the record.

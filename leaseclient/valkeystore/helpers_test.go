@@ -233,7 +233,10 @@ func releaseRequest(l leaseclient.Lease) leaseclient.ReleaseRequest {
 
 // renewRequest extends a lease as its owner.
 func renewRequest(l leaseclient.Lease) leaseclient.RenewRequest {
-	return leaseclient.RenewRequest(releaseRequest(l))
+	return leaseclient.RenewRequest{
+		Call: leaseclient.Call{RequestID: leaseclient.NewID("request"), Deadline: soon()}, Identity: l.Identity,
+		LeaseID: l.LeaseID, PrincipalID: l.PrincipalID, InstanceID: l.InstanceID, Token: l.Token,
+	}
 }
 
 // release expects success.

@@ -235,6 +235,17 @@ func TestRenewExtendsWithinTheLifetimeOnly(t *testing.T) {
 	other.Token++
 	_, err = f.Renew(t.Context(), other)
 	wantCode(t, err, leaseclient.CodeIdempotencyConflict)
+
+	results := f.shardKey(t, "rnw:"+a.Lease.LeaseID, id)
+	before := len(f.hash(t, results))
+	once := renewRequest(a.Lease)
+	once.Once = true
+	if _, err := f.Renew(t.Context(), once); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.hash(t, results)); n != before || n != 1 {
+		t.Errorf("%d results are remembered, then %d", before, n)
+	}
 }
 
 func TestRenewAndReleaseNeedEveryField(t *testing.T) {
@@ -255,8 +266,10 @@ func TestRenewAndReleaseNeedEveryField(t *testing.T) {
 		if leaseclient.CodeOf(err) != leaseclient.CodeLost {
 			t.Errorf("renew with another %s: %v", name, err)
 		}
-		q := leaseclient.ReleaseRequest(r)
-		q.RequestID = leaseclient.NewID("request")
+		q := leaseclient.ReleaseRequest{
+			Call: leaseclient.Call{RequestID: leaseclient.NewID("request"), Deadline: soon()}, Identity: r.Identity,
+			LeaseID: r.LeaseID, PrincipalID: r.PrincipalID, InstanceID: r.InstanceID, Token: r.Token,
+		}
 		_, err = f.Release(t.Context(), q)
 		if leaseclient.CodeOf(err) != leaseclient.CodeLost {
 			t.Errorf("release with another %s: %v", name, err)
@@ -348,7 +361,9 @@ func TestDeadlineIsJudgedByTheScript(t *testing.T) {
 	q.Deadline = time.Now().Add(-time.Second)
 	_, err = f.Renew(t.Context(), q)
 	wantCode(t, err, leaseclient.CodeDeadlineExceeded)
-	_, err = f.Release(t.Context(), leaseclient.ReleaseRequest(q))
+	late := releaseRequest(a.Lease)
+	late.Deadline = q.Deadline
+	_, err = f.Release(t.Context(), late)
 	wantCode(t, err, leaseclient.CodeDeadlineExceeded)
 }
 

@@ -439,13 +439,17 @@ func (s *Store) Renew(ctx context.Context, r leaseclient.RenewRequest) (*leasecl
 		return nil, err
 	}
 	key := r.Identity.LockKey()
+	retention := s.retention(s.opts.Policy.MaxLifetimeCeiling)
+	if r.Once {
+		retention = "0"
+	}
 	a, err := s.do(ctx, call{
 		op: op, script: scripts.renew, lockKey: key, deadline: r.Deadline,
 		args: func(*layout, int) []string {
 			return append(identityArgs(r.Identity),
 				r.Digest(), requestName(op, digestText(key), r.PrincipalID, r.RequestID),
 				r.LeaseID, r.PrincipalID, r.InstanceID, strconv.FormatUint(r.Token, 10),
-				s.retention(s.opts.Policy.MaxLifetimeCeiling), millis(reclamation))
+				retention, millis(reclamation))
 		},
 	})
 	if err != nil {

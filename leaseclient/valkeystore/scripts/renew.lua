@@ -2,7 +2,7 @@
 -- Extends the lease of exactly this owner, instance and token.
 -- ARGV: 6 canonical identity, 7-13 its components, 14 request digest,
 --   15 name of the request, 16 lease id, 17 principal, 18 instance, 19 token,
---   20 retention ms, 21 reclamation delay ms
+--   20 retention ms, or 0 to remember nothing, 21 reclamation delay ms
 local no = closed()
 if no then return no end
 
@@ -38,7 +38,9 @@ if expires < lease.expires_at then expires = lease.expires_at end
 local renewed = math.max(NOW, lease.renewed_at)
 redis.call('HSET', lock('lease'), 'renewed_at', text(renewed), 'expires_at', text(expires))
 redis.call('PEXPIREAT', lock('lease'), text(expires + tonumber(ARGV[21])))
-redis.call('HSET', results, ARGV[15], ARGV[14] .. ' ' .. text(renewed) .. ' ' .. text(expires))
-redis.call('PEXPIRE', results, ARGV[20])
+if ARGV[20] ~= '0' then
+  redis.call('HSET', results, ARGV[15], ARGV[14] .. ' ' .. text(renewed) .. ' ' .. text(expires))
+  redis.call('PEXPIRE', results, ARGV[20])
+end
 lease.raw[17], lease.raw[18] = text(renewed), text(expires)
 return reply_lease({ 'lease_renewed', text(NOW), 'first' }, lease.raw)
