@@ -25,6 +25,7 @@ CREDENTIALS = f"{COUCH.username}:{COUCH.password}"
 COUCH_BARE = f"{COUCH.scheme}://{COUCH.hostname}:{COUCH.port}"
 DATABASE, QUEUE = "demo", "demo"
 TTL = 3.0
+BEGAN = time.monotonic()
 failures = 0
 
 
@@ -32,8 +33,14 @@ def say(text):
     print(text, flush=True)
 
 
+def tell(text):
+    """One line of the timeline."""
+    say(f"{time.monotonic() - BEGAN:6.1f} s  {text}")
+
+
 def step(text):
-    say(f"\n== {text}")
+    say("")
+    tell(f"== {text}")
 
 
 def claim(text, holds, detail=""):
@@ -41,7 +48,9 @@ def claim(text, holds, detail=""):
     global failures
     if not holds:
         failures += 1
-    say(f"{'PASS' if holds else 'FAIL'}  {text}" + (f"\n      {detail}" if detail else ""))
+    tell(f"{'PASS' if holds else 'FAIL'}  {text}")
+    if detail:
+        say(f"                {detail}")
 
 
 def free_port():
@@ -84,22 +93,33 @@ class Sidecar:
         log = open(self.dir / "log", "wb")
         self.process = subprocess.Popen([BINARY, "run"], env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
         (STATE / f"{name}.pid").write_text(str(self.process.pid))
-        self.wait_ready()
+        self.wait_for_file(self.dir / "events.sock")
         self.events_file = open(self.dir / "events", "wb")
         self.events_reader = subprocess.Popen(["nc", "-U", str(self.dir / "events.sock")], stdout=self.events_file, stdin=subprocess.PIPE)
         self.worker = subprocess.Popen(
             ["/usr/bin/python3", str(HERE / "worker.py"), self.couch_url, CREDENTIALS, self.amqp_url, QUEUE],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    def wait_for_file(self, path):
+        limit = time.monotonic() + 30
+        while not path.exists() and time.monotonic() < limit and self.process.poll() is None:
+            time.sleep(0.05)
+
+    def ready(self):
+        """Asks the sidecar; returns whether it is ready and what it says."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/readyz", timeout=5) as answer:
+                return True, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return False, json.load(error)
+        except OSError as error:
+            return False, {"error": str(error)}
+
     def wait_ready(self):
         limit = time.monotonic() + 60
-        while time.monotonic() < limit:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/readyz", timeout=5):
-                    return
-            except OSError:
-                if self.process.poll() is not None:
-                    break
+        while time.monotonic() < limit and self.process.poll() is None:
+            if self.ready()[0]:
+                return
             time.sleep(0.1)
         sys.exit(f"sidecar {self.name} does not get ready, its log is {self.dir / 'log'}")
 
@@ -152,14 +172,23 @@ def main():
 
     step("Worker A holds the lease of target-1 and works")
     a = Sidecar("a")
+    a.wait_ready()
     first = a.job("write report first draft by A")
     claim("A's document write goes through", first["ok"], first["reason"])
     claim("A's publish is confirmed", a.job("publish result 1 by A")["ok"])
 
+    step("Worker B wants the same target")
+    b = Sidecar("b")
+    time.sleep(2)
+    held, answer = b.ready()
+    claim("B's sidecar runs and does not get the lease while A renews it", not held and {"name": "lease", "ok": False, "state": "not held"} in answer["checks"])
+    refused = b.job("write report hasty draft by B")
+    claim("a write by B is refused until it has the lease", not refused["ok"] and refused["status"] == 403, refused["reason"])
+
     step(f"A and its sidecar are paused, as by a long pause of the machine, for longer than the lease of {TTL:g} s")
     a.pause()
-    b = Sidecar("b")
-    say("B has taken the lease over")
+    b.wait_ready()
+    tell("A's lease has run out, B has acquired it")
     second = b.job("write report second draft by B")
     claim("B's document write goes through", second["ok"], second["reason"])
     claim("B's publish is confirmed", b.job("publish result 2 by B")["ok"])
@@ -175,16 +204,18 @@ def main():
 
     step("What the stores hold")
     _, report = couch("GET", f"/{DATABASE}/report")
-    say(f"CouchDB, document report: {json.dumps(report)}")
+    tell(f"CouchDB, document report: {json.dumps(report)}")
     messages = []
     while True:
         method, properties, body = channel.basic_get(QUEUE, auto_ack=True)
         if method is None:
             break
-        messages.append((properties.headers["x-fence-fencing-token"], body.decode()))
-        say(f"RabbitMQ, message: token {messages[-1][0]}: {messages[-1][1]}")
-    claim("the document is B's and carries B's fencing token", report["text"] == "second draft by B" and report["fence"]["fencing_token"] == 2)
-    claim("the queue holds one message of each, A's before B's", messages == [(1, "result 1 by A"), (2, "result 2 by B")], str(messages))
+        messages.append((int(properties.headers["x-fence-fencing-token"]), body.decode()))
+        tell(f"RabbitMQ, message of token {messages[-1][0]}: {messages[-1][1]}")
+    tokens = [token for token, _ in messages]
+    claim("the document is B's and carries B's higher fencing token", report["text"] == "second draft by B" and report["fence"]["fencing_token"] == 2)
+    claim("nothing stale: no message of A behind one of B, no late result", tokens == sorted(tokens) and all("late" not in text for _, text in messages))
+    claim("nothing lost: what was confirmed is there, once", messages == [(1, "result 1 by A"), (2, "result 2 by B")])
 
     a.stop()
     b.stop_worker()
