@@ -80,6 +80,8 @@ type conn struct {
 
 	frameMax  int
 	heartbeat time.Duration
+	// vhost is the virtual host that the worker opened.
+	vhost string
 
 	ctx    context.Context
 	cancel context.CancelFunc

@@ -134,7 +134,7 @@ func (c *conn) resolve(p *publish) verdict {
 	if err != nil {
 		return verdict{err: err}
 	}
-	effect := encodeEffect(p)
+	effect := encodeEffect(c.vhost, p)
 	if len(effect) > c.s.opts.MaxEffect {
 		return verdict{err: &leaseclient.Error{
 			Code: leaseclient.CodeTooLarge, Op: "seal",

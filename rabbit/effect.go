@@ -13,11 +13,12 @@ import (
 const effectVersion = 1
 
 // encodeEffect writes a message as the log carries it, without its stamp:
-// version, mandatory, exchange, routing key, length of the properties, the
-// properties, the body.
-func encodeEffect(p *publish) []byte {
-	out := make([]byte, 0, len(p.raw)+len(p.body)+len(p.Exchange)+len(p.RoutingKey)+16)
+// version, mandatory, virtual host, exchange, routing key, length of the
+// properties, the properties, the body.
+func encodeEffect(vhost string, p *publish) []byte {
+	out := make([]byte, 0, len(p.raw)+len(p.body)+len(vhost)+len(p.Exchange)+len(p.RoutingKey)+16)
 	out = append(out, effectVersion, flag(p.Mandatory))
+	out = wire.AppendShort(out, vhost)
 	out = wire.AppendShort(out, p.Exchange)
 	out = wire.AppendShort(out, p.RoutingKey)
 	out = binary.BigEndian.AppendUint32(out, uint32(len(p.raw)))
@@ -37,35 +38,35 @@ func flag(b bool) byte {
 var errEffect = errors.New("commit log carries a message that cannot be read")
 
 // decodeEffect reads what encodeEffect wrote.
-func decodeEffect(b []byte) (*publish, error) {
+func decodeEffect(b []byte) (vhost string, p *publish, err error) {
 	if len(b) < 2 || b[0] != effectVersion || b[1] > 1 {
-		return nil, errEffect
+		return "", nil, errEffect
 	}
-	p := &publish{}
+	p = &publish{}
 	p.Mandatory = b[1] == 1
 	b = b[2:]
-	for _, s := range []*string{&p.Exchange, &p.RoutingKey} {
+	for _, s := range []*string{&vhost, &p.Exchange, &p.RoutingKey} {
 		if len(b) < 1 || len(b) < 1+int(b[0]) {
-			return nil, errEffect
+			return "", nil, errEffect
 		}
 		*s = string(b[1 : 1+int(b[0])])
 		b = b[1+int(b[0]):]
 	}
 	if len(b) < 4 {
-		return nil, errEffect
+		return "", nil, errEffect
 	}
 	n := binary.BigEndian.Uint32(b)
 	b = b[4:]
 	if uint64(n) > uint64(len(b)) {
-		return nil, errEffect
+		return "", nil, errEffect
 	}
 	p.raw, p.body = b[:n], b[n:]
 	props, err := wire.ParseProperties(p.raw)
 	if err != nil {
-		return nil, errEffect
+		return "", nil, errEffect
 	}
 	p.props = props
-	return p, nil
+	return vhost, p, nil
 }
 
 // ours reports whether a header belongs to the sidecar: its word, or a wish of

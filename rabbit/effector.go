@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/rabbitmq/amqp091-go"
@@ -61,28 +62,51 @@ type publisher struct {
 	tag      uint64
 }
 
+// refusedError is a broker that closes instead of answering.
+type refusedError struct{ close wire.Close }
+
+func (e *refusedError) Error() string { return fmt.Sprintf("the broker refused: %d", e.close.Code) }
+
+// gone reports whether the virtual host of a message is not there any more. The
+// code alone does not tell that from a user who may not enter it.
+func (e *refusedError) gone() bool {
+	return e.close.Code == notAllowed && strings.HasSuffix(e.close.Text, "not found")
+}
+
 // Settle implements [fence.Effector]. Messages go one by one: the next is sent
 // when the broker has confirmed the one before, so that order is kept and a
 // failure belongs to one message.
 func (e *Effector) Settle(ctx context.Context, entries []leaseclient.Entry) ([]leaseclient.Outcome, error) {
 	var out []leaseclient.Outcome
 	var p *publisher
+	open := ""
 	defer func() {
 		if p != nil {
 			_ = p.conn.Close()
 		}
 	}()
 	for _, entry := range entries {
-		m, err := decodeEffect(entry.Effect)
+		vhost, m, err := decodeEffect(entry.Effect)
 		if err != nil {
 			e.opts.Logger.Error("a commit in the log cannot be read", zap.String("commit_id", entry.ID), zap.Error(err))
 			out = append(out, leaseclient.OutcomeQuarantined)
 			continue
 		}
+		if p != nil && open != vhost {
+			_ = p.conn.Close()
+			p = nil
+		}
 		if p == nil {
-			if p, err = e.connect(ctx); err != nil {
+			p, err = e.connect(ctx, vhost)
+			if refused, ok := errors.AsType[*refusedError](err); ok && refused.gone() {
+				e.opts.Logger.Warn("set a message aside, its virtual host is gone", zap.String("commit_id", entry.ID))
+				out = append(out, leaseclient.OutcomeQuarantined)
+				continue
+			}
+			if err != nil {
 				return out, fmt.Errorf("settle messages: %w", err)
 			}
+			open = vhost
 		}
 		if fence.SettleLate(ctx) {
 			return out, fence.ErrSettleLate
@@ -99,14 +123,17 @@ func (e *Effector) Settle(ctx context.Context, entries []leaseclient.Entry) ([]l
 	return out, nil
 }
 
-// connect logs in and opens a channel in confirm mode.
-func (e *Effector) connect(ctx context.Context) (*publisher, error) {
+// connect logs in to the virtual host of a message and opens a channel in confirm
+// mode.
+func (e *Effector) connect(ctx context.Context, vhost string) (*publisher, error) {
 	nc, err := dial(ctx, hostPort(e.uri), e.tls)
 	if err != nil {
 		return nil, err
 	}
 	p := &publisher{conn: nc, r: bufio.NewReaderSize(nc, 64<<10), frameMax: initialFrame}
-	if err := p.open(e.uri); err != nil {
+	uri := e.uri
+	uri.Vhost = vhost
+	if err := p.open(uri); err != nil {
 		_ = nc.Close()
 		return nil, err
 	}
@@ -187,7 +214,7 @@ func (p *publisher) expect(m wire.Method) (wire.Frame, error) {
 			if err != nil {
 				return nil, err
 			}
-			return nil, fmt.Errorf("the broker refused: %d", c.Code)
+			return nil, &refusedError{c}
 		default:
 			return nil, errors.New("the broker answered with something unexpected")
 		}

@@ -82,6 +82,11 @@ func (c *conn) relayHandshake() error {
 					return err
 				}
 			}
+			if g.Method() == wire.ConnectionOpen {
+				if c.vhost, err = wire.ParseOpen(g.Payload()); err != nil {
+					return err
+				}
+			}
 			if _, err := c.up.Write(g); err != nil {
 				return fmt.Errorf("pass the handshake on: %w", err)
 			}

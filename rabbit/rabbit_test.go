@@ -459,6 +459,34 @@ func TestBrokerLostMeansSettlement(t *testing.T) {
 	}
 }
 
+func TestTheLogCarriesTheVirtualHost(t *testing.T) {
+	s := newSetup(t)
+	_, ch := s.worker()
+	if err := s.send(ch, "x"); err != nil {
+		t.Fatal(err)
+	}
+	s.await(1)
+	vhost, m, err := decodeEffect(s.gate.Begun()[0][0].Effect)
+	uri, uriErr := amqp091.ParseURI(brokerURL(t).String())
+	if err != nil || uriErr != nil || vhost != uri.Vhost || string(m.body) != "x" {
+		t.Errorf("%q %v %v", vhost, err, uriErr)
+	}
+	e, err := NewEffector(EffectorOptions{Upstream: brokerURL(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A virtual host that is not there is no reason to deliver to another one.
+	p := &publish{raw: []byte{0, 0}, body: []byte("astray")}
+	p.RoutingKey = s.queue
+	entry := leaseclient.Entry{Commit: leaseclient.Commit{ID: "c", Effect: encodeEffect("no-such-vhost", p)}, Token: 5, LeaseID: "l", LockKey: "k"}
+	if out, err := e.Settle(t.Context(), []leaseclient.Entry{entry}); err != nil || !slices.Equal(out, []leaseclient.Outcome{leaseclient.OutcomeQuarantined}) {
+		t.Errorf("%v %v", out, err)
+	}
+	if got := s.received(); len(got) != 0 {
+		t.Errorf("%d messages went to another virtual host", len(got))
+	}
+}
+
 func TestLateMessagesAreNotSent(t *testing.T) {
 	s := newSetup(t)
 	s.gate.Bound = -time.Second
@@ -774,7 +802,7 @@ func TestSettleSetsAside(t *testing.T) {
 		p.Exchange, p.RoutingKey = ex, rk
 		r := fencetest.Ref("x", 5)
 		return leaseclient.Entry{
-			Commit:  leaseclient.Commit{ID: leaseclient.NewID("commit"), Kind: leaseclient.KindPublish, Effect: encodeEffect(p)},
+			Commit:  leaseclient.Commit{ID: leaseclient.NewID("commit"), Kind: leaseclient.KindPublish, Effect: encodeEffect("/", p)},
 			LockKey: r.LockKey, LeaseID: r.LeaseID, Token: 5, ExecutionID: "e", TraceID: "t", ExpiresAt: 1,
 		}
 	}
@@ -795,10 +823,10 @@ func TestSettleSetsAside(t *testing.T) {
 func FuzzDecodeEffect(f *testing.F) {
 	p := &publish{raw: []byte{0, 0}, body: []byte("b")}
 	p.Exchange = "e"
-	f.Add(encodeEffect(p))
+	f.Add(encodeEffect("/", p))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		p, err := decodeEffect(b)
-		if err == nil && !bytes.Equal(encodeEffect(p), b) {
+		vhost, p, err := decodeEffect(b)
+		if err == nil && !bytes.Equal(encodeEffect(vhost, p), b) {
 			t.Fatalf("%q", b)
 		}
 	})

@@ -10,7 +10,7 @@ const (
 	accessRefused      = 403
 	preconditionFailed = 406
 	connectionForced   = 320
-	internalError      = 541
+	notAllowed         = 530
 )
 
 // refusalText starts with the class that the broker itself would name and then

@@ -207,6 +207,14 @@ func AppendNack(dst []byte, channel uint16, tag uint64) []byte {
 // NoWait reads the single bit of confirm.select.
 func NoWait(payload []byte) bool { return len(payload) >= 5 && payload[4]&1 != 0 }
 
+// ParseOpen reads the virtual host out of connection.open.
+func ParseOpen(payload []byte) (string, error) {
+	r := &reader{b: payload}
+	r.u32()
+	vhost := r.short()
+	return vhost, r.done("connection.open")
+}
+
 // Tune is connection.tune or connection.tune-ok.
 type Tune struct {
 	ChannelMax uint16
