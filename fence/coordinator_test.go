@@ -24,6 +24,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // bound is short here, so that a predecessor is soon past it.
 const bound = 300 * time.Millisecond
 
+// quarantined is how many commits a lock may have set aside here.
+const quarantined = 2
+
 // recorder is an effector that remembers what it was asked to finish.
 type recorder struct {
 	mu      sync.Mutex
@@ -88,7 +91,7 @@ func newBench(t *testing.T) *bench {
 	}
 	b := &bench{ns: "fencerider-" + strings.ReplaceAll(leaseclient.NewID("t"), "_", "-"), link: leasetest.NewLink(t, u.Host)}
 	u.Host = b.link.Addr()
-	b.store, err = valkeystore.Open(valkeystore.Options{URL: u.String(), Namespace: b.ns, Bound: bound, ClaimTime: 3 * time.Second, CallTimeout: 2 * time.Second})
+	b.store, err = valkeystore.Open(valkeystore.Options{URL: u.String(), Namespace: b.ns, Bound: bound, ClaimTime: 3 * time.Second, MaxQuarantined: quarantined, CallTimeout: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,6 +407,22 @@ func TestAbandonedCommitThatASuccessorFinished(t *testing.T) {
 	if len(mine.settled()) != 0 || !slices.Equal(theirs.settled(), []string{"c1"}) {
 		t.Errorf("finished by itself %v, by the successor %v", mine.settled(), theirs.settled())
 	}
+}
+
+func TestAFullQuarantineDoesNotBlockTheLock(t *testing.T) {
+	b := newBench(t)
+	r := &recorder{answer: func(leaseclient.Entry) (leaseclient.Outcome, error) { return leaseclient.OutcomeQuarantined, nil }}
+	c, _ := b.coordinator(t, r, -1)
+	l := b.acquire(t, "one")
+	var got []leaseclient.Outcome
+	for i := range quarantined + 2 {
+		got = append(got, c.Abandon(begin(t, c, l, fmt.Sprint("c", i))...).Wait(t.Context())...)
+	}
+	want := []leaseclient.Outcome{leaseclient.OutcomeQuarantined, leaseclient.OutcomeQuarantined, leaseclient.OutcomeRefused, leaseclient.OutcomeRefused}
+	if !slices.Equal(got, want) {
+		t.Errorf("outcomes %v", got)
+	}
+	begin(t, c, l, "next")
 }
 
 func TestSweeperFinishesWhatNobodyTakes(t *testing.T) {

@@ -114,7 +114,19 @@ func (s *settlement) finish(ctx context.Context, claimed *leaseclient.Claimed) (
 	}
 	end, cancelEnd := context.WithTimeout(context.WithoutCancel(ctx), settleCall)
 	defer cancelEnd()
-	if err := s.c.opts.Log.End(end, s.lockKey, s.claimer, endings); err != nil {
+	err := s.c.opts.Log.End(end, s.lockKey, s.claimer, endings)
+	if leaseclient.CodeOf(err) == leaseclient.CodeRateLimited {
+		// The quarantine is full. A lock that is blocked for good is worse than
+		// one more effect that cannot be delivered: it is given up, loudly.
+		s.c.failed("set a commit aside, its effect is given up", err)
+		for i := range endings {
+			if endings[i].Outcome == leaseclient.OutcomeQuarantined {
+				endings[i].Outcome, outcomes[i] = leaseclient.OutcomeRefused, leaseclient.OutcomeRefused
+			}
+		}
+		err = s.c.opts.Log.End(end, s.lockKey, s.claimer, endings)
+	}
+	if err != nil {
 		return nil, errors.Join(failure, fmt.Errorf("end settled commits: %w", err))
 	}
 	for i, o := range outcomes {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,7 +49,8 @@ type pending struct {
 	// tag is the worker's number; zero when it did not ask for confirms.
 	tag uint64
 	// a is nil for a message that needs no lease.
-	a *fence.Accepted
+	a        *fence.Accepted
+	exchange string
 }
 
 // channel is what the sidecar knows of a worker's channel.
@@ -388,7 +390,7 @@ func (c *conn) fromBroker(f wire.Frame) bool {
 		c.confirmed(id, f, m == wire.BasicAck)
 		return false
 	case wire.ChannelClose:
-		return c.brokerCloses(id)
+		return c.brokerCloses(id, f)
 	case wire.ChannelCloseOK:
 		return c.brokerClosedOK(id)
 	}
@@ -476,8 +478,13 @@ func (c *conn) confirmed(id uint16, f wire.Frame, ack bool) {
 }
 
 // brokerCloses handles the broker's channel.close. What was not confirmed by then
-// may or may not have arrived.
-func (c *conn) brokerCloses(id uint16) bool {
+// may or may not have arrived, save for messages to an exchange that the broker
+// says it does not have: those were refused, and the worker is being told.
+func (c *conn) brokerCloses(id uint16, f wire.Frame) bool {
+	missing := func(*pending) bool { return false }
+	if cl, err := wire.ParseClose(f.Payload()); err == nil && cl.Code == notFound && cl.Method == wire.BasicPublish {
+		missing = func(p *pending) bool { return strings.Contains(cl.Text, "no exchange '"+p.exchange+"'") }
+	}
 	c.mu.Lock()
 	ch := c.channels[id]
 	if ch == nil {
@@ -490,6 +497,13 @@ func (c *conn) brokerCloses(id uint16) bool {
 		ch.brokerClosed = true
 	}
 	c.mu.Unlock()
+	all = slices.DeleteFunc(all, func(p *pending) bool {
+		gone := missing(p)
+		if gone && p.a != nil {
+			c.s.opts.Gate.End(p.a, leaseclient.OutcomeRefused)
+		}
+		return gone
+	})
 	c.handOver(all)
 	if refused {
 		// Both closed at once. The broker wants an answer to its own, too.

@@ -318,7 +318,16 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		}
 		return
 	}
-	p := &pending{channel: u.channel, a: v.a}
+	if u.publish.Immediate {
+		// The broker closes the connection over it; accepting it first would
+		// have it delivered by settlement all the same.
+		if v.a != nil {
+			c.s.opts.Gate.End(v.a, leaseclient.OutcomeCancelled)
+		}
+		c.violated(&protocolError{540, "NOT_IMPLEMENTED - immediate=true"})
+		return
+	}
+	p := &pending{channel: u.channel, a: v.a, exchange: u.publish.Exchange}
 	c.seq++
 	p.seq = c.seq
 	if ch.confirm {

@@ -487,6 +487,38 @@ func TestTheLogCarriesTheVirtualHost(t *testing.T) {
 	}
 }
 
+func TestExchangeThatIsNotThere(t *testing.T) {
+	s := newSetup(t)
+	_, ch := s.worker()
+	closed := ch.NotifyClose(make(chan *amqp091.Error, 1))
+	if err := ch.PublishWithContext(t.Context(), "no-such-exchange", "k", false, false, amqp091.Publishing{Body: []byte("x")}); err != nil {
+		t.Fatal(err)
+	}
+	if e := <-closed; e == nil || e.Code != 404 {
+		t.Fatalf("closed with %v", e)
+	}
+	s.closed()
+	if o, _ := s.gate.Outcome(s.gate.Begun()[0][0].ID); o != leaseclient.OutcomeRefused || len(s.gate.Abandoned()) != 0 {
+		t.Errorf("outcome %q, %d abandoned", o, len(s.gate.Abandoned()))
+	}
+}
+
+func TestImmediateIsRefusedAsTheBrokerDoes(t *testing.T) {
+	s := newSetup(t)
+	conn, ch := s.worker()
+	gone := conn.NotifyClose(make(chan *amqp091.Error, 1))
+	if err := ch.PublishWithContext(t.Context(), "", s.queue, false, true, amqp091.Publishing{Body: []byte("x")}); err != nil {
+		t.Fatal(err)
+	}
+	if e := <-gone; e == nil || e.Code != 540 {
+		t.Fatalf("closed with %v", e)
+	}
+	s.closed()
+	if got := s.received(); len(got) != 0 {
+		t.Errorf("%d messages are there", len(got))
+	}
+}
+
 func TestLateMessagesAreNotSent(t *testing.T) {
 	s := newSetup(t)
 	s.gate.Bound = -time.Second

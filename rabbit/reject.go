@@ -8,6 +8,7 @@ import (
 // Reply codes of the protocol.
 const (
 	accessRefused      = 403
+	notFound           = 404
 	preconditionFailed = 406
 	connectionForced   = 320
 	notAllowed         = 530
