@@ -235,8 +235,10 @@ const (
 // commit ids make the repetition safe.
 func (c *Coordinator) ask(ctx context.Context, l *lane, req leaseclient.BeginRequest) (*leaseclient.Begun, error) {
 	maybe := false
+	var limit time.Duration
 	pause := askFirst
 	for {
+		sent := c.opts.Clock.Boot()
 		begun, err := c.opts.Log.Begin(ctx, req)
 		if err == nil {
 			return begun, nil
@@ -248,15 +250,17 @@ func (c *Coordinator) ask(ctx context.Context, l *lane, req leaseclient.BeginReq
 			}
 			continue
 		}
-		if code == leaseclient.CodeOutcomeUnknown {
-			maybe = true
+		if code == leaseclient.CodeOutcomeUnknown && !maybe {
+			// What may have been accepted by this attempt may be sent only
+			// within the bound from here; to ask for longer is of no use.
+			maybe, limit = true, sent+c.opts.Bound
 		}
 		// A store that could not be reached says nothing about the attempt
 		// before, and neither does a deadline that passed on the way.
 		if !maybe || (code != leaseclient.CodeOutcomeUnknown && code != leaseclient.CodeUnavailable && code != leaseclient.CodeDeadlineExceeded) {
 			return nil, err
 		}
-		if code == leaseclient.CodeDeadlineExceeded || !wait(ctx, pause) {
+		if code == leaseclient.CodeDeadlineExceeded || c.opts.Clock.Boot() >= limit || !wait(ctx, pause) {
 			c.withdraw(l, req)
 			return nil, &leaseclient.Error{
 				Code: leaseclient.CodeOutcomeUnknown, Op: "begin", RetryAfter: time.Second,

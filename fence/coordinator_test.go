@@ -343,6 +343,21 @@ func TestUnknownBeginIsWithdrawnBeforeAnythingElse(t *testing.T) {
 	}
 }
 
+func TestUnknownBeginIsNotAskedAboutForLongerThanItCouldBeSent(t *testing.T) {
+	b := newBench(t)
+	c, _ := b.coordinator(t, &recorder{}, -1)
+	l := b.acquire(t, "one")
+	b.link.LoseAnswers(true)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := c.Begin(ctx, l.Ref(), publishes("c1"))
+	if leaseclient.CodeOf(err) != leaseclient.CodeOutcomeUnknown || ctx.Err() != nil {
+		t.Fatalf("begin: %v", err)
+	}
+	b.link.LoseAnswers(false)
+	begin(t, c, l, "c2")
+}
+
 func TestStoreDownIsUnavailable(t *testing.T) {
 	b := newBench(t)
 	c, _ := b.coordinator(t, &recorder{}, -1)
