@@ -293,7 +293,7 @@ func (h *Handler) checkRows(r *http.Request, req *request, rows []*bulkRow) {
 			d, err = h.look(r, req, row.id, false)
 		}
 		if err == nil {
-			err = check(d, row.j.rev, row.j.ref.LockKey, row.j.ref.LeaseID, row.j.ref.Token, row.j.decision.Shared)
+			err = h.checkWinner(r, req, row.j, d)
 		}
 		if err != nil {
 			h.opts.Gate.End(row.a, leaseclient.OutcomeRefused)

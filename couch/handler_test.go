@@ -502,6 +502,18 @@ couch:
 	// Naming a lease does not widen anything.
 	s.refused(s.via("PUT", "/c", `{"target":"x"}`, "Fencerider-Lease", "lease_y_3"), leaseclient.CodeLockMismatch)
 	s.must(s.via("PUT", "/c", `{"target":"x"}`, "Fencerider-Lease", "lease_x_5"), 201)
+	// Nor does writing its own target into a document of another one, stamped
+	// or not.
+	s.must(s.do("PUT", s.direct+"/"+s.db+"/old", `{"target":"y"}`, nil), 201)
+	old := s.stored("/old").member("_rev")
+	s.refused(s.via("PUT", "/old", `{"target":"x","_rev":"`+old+`"}`), leaseclient.CodeLockMismatch)
+	rows := s.must(s.via("POST", "/_bulk_docs", `{"docs":[{"_id":"old","target":"x","_rev":"`+old+`"}]}`), 201)
+	if !strings.Contains(rows.body, "lock_mismatch") {
+		t.Errorf("rows %s", rows.body)
+	}
+	s.must(s.via("PUT", "/old", `{"target":"y","_rev":"`+old+`"}`), 201)
+	s.must(s.do("PUT", s.direct+"/"+s.db+"/legacy", `{}`, nil), 201)
+	s.must(s.via("PUT", "/legacy", `{"target":"x","_rev":"`+s.stored("/legacy").member("_rev")+`"}`), 201)
 	// A document cannot be moved to another lock.
 	rev := s.stored("/a").member("_rev")
 	s.refused(s.via("PUT", "/a", `{"target":"y","_rev":"`+rev+`"}`), leaseclient.CodeLockMismatch)

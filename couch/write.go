@@ -327,7 +327,7 @@ func (h *Handler) accept(r *http.Request, req *request, j *judged) (*fence.Accep
 		return a, nil
 	}
 	if l.err == nil {
-		l.err = check(l.d, j.rev, j.ref.LockKey, j.ref.LeaseID, j.ref.Token, j.decision.Shared)
+		l.err = h.checkWinner(r, req, j, l.d)
 	}
 	if l.err != nil {
 		h.opts.Gate.End(a, leaseclient.OutcomeRefused)
@@ -335,6 +335,34 @@ func (h *Handler) accept(r *http.Request, req *request, j *judged) (*fence.Accep
 	}
 	failpoint.Hit("couch.after-begin")
 	return a, nil
+}
+
+// checkWinner judges a write against the winner it is going to replace. Where the
+// identity comes from the worker's own document and the stored one carries no
+// stamp that could disagree, its content is asked: a worker must not take a
+// document of another target over by writing its own target into it.
+func (h *Handler) checkWinner(r *http.Request, req *request, j *judged, d *document) error {
+	if err := check(d, j.rev, j.ref.LockKey, j.ref.LeaseID, j.ref.Token, j.decision.Shared); err != nil {
+		return err
+	}
+	if !j.decision.FromBody || !d.exists || d.deleted || d.stamp != nil || j.decision.Shared {
+		return nil
+	}
+	if d.body == nil {
+		var err error
+		if d, err = h.look(r, req, j.effect.ID, true); err != nil {
+			return err
+		}
+	}
+	stored, err := req.policy.ResolveDocument(policy.DocumentWrite{
+		Database: j.effect.Database, ID: j.effect.ID, Doc: d.body, Header: headerSource(r.Header),
+	})
+	if err == nil && stored.Verdict == policy.Fenced && stored.Identity != j.decision.Identity {
+		return &leaseclient.Error{
+			Code: leaseclient.CodeLockMismatch, Op: "check winner", Detail: "the stored document belongs to another target",
+		}
+	}
+	return nil
 }
 
 // answered is an answer of CouchDB to a write.
