@@ -296,7 +296,7 @@ func (h *Handler) checkRows(r *http.Request, req *request, rows []*bulkRow) {
 			err = h.checkWinner(r, req, row.j, d)
 		}
 		if err != nil {
-			h.opts.Gate.End(row.a, leaseclient.OutcomeRefused)
+			h.opts.Gate.End(row.a, checkOutcome(err))
 			if u, ok := errors.AsType[*errUpstream](err); ok {
 				err = &errAnswered{u.status, "forbidden", "CouchDB does not show this document"}
 			} else if _, ok := errors.AsType[*errAnswered](err); !ok {

@@ -477,6 +477,20 @@ func TestABodyThatNeverComesGivesItsPlaceBack(t *testing.T) {
 	s.closed()
 }
 
+func TestALookThatFailsIsNotFinal(t *testing.T) {
+	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
+	defer up.Close()
+	u, err := url.Parse(up.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSetup(t, func(o *Options) { o.Upstream = u })
+	s.must(s.via("PUT", "/doc", `{}`, "Idempotency-Key", "k"), 503)
+	if o, _ := s.gate.Outcome(s.gate.Begun()[0][0].ID); o != leaseclient.OutcomeCancelled {
+		t.Errorf("outcome %q", o)
+	}
+}
+
 func TestPolicyFindsTheLease(t *testing.T) {
 	s := newSetup(t)
 	p, err := policy.Parse([]byte(`

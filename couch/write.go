@@ -330,7 +330,7 @@ func (h *Handler) accept(r *http.Request, req *request, j *judged) (*fence.Accep
 		l.err = h.checkWinner(r, req, j, l.d)
 	}
 	if l.err != nil {
-		h.opts.Gate.End(a, leaseclient.OutcomeRefused)
+		h.opts.Gate.End(a, checkOutcome(l.err))
 		return nil, l.err
 	}
 	failpoint.Hit("couch.after-begin")
@@ -363,6 +363,19 @@ func (h *Handler) checkWinner(r *http.Request, req *request, j *judged, d *docum
 		}
 	}
 	return nil
+}
+
+// checkOutcome tells a write that the winner stands against from one whose look
+// failed. The first is final; the second was never judged and never sent, so the
+// same commit id may be asked for again.
+func checkOutcome(err error) leaseclient.Outcome {
+	if _, ok := errors.AsType[*errAnswered](err); ok {
+		return leaseclient.OutcomeRefused
+	}
+	if _, ok := errors.AsType[*leaseclient.Error](err); ok {
+		return leaseclient.OutcomeRefused
+	}
+	return leaseclient.OutcomeCancelled
 }
 
 // answered is an answer of CouchDB to a write.

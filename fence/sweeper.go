@@ -89,14 +89,20 @@ func (s *sweeper) lock(ctx context.Context, key string) {
 		return
 	}
 	work := s.c.newSettlement(key, leaseclient.ClaimSweep)
+	took := false
 	for ctx.Err() == nil {
 		claimed, err := work.claim(ctx, leaseclient.ClaimRequest{})
 		if err == nil && (claimed.Settled || len(claimed.Entries) == 0) {
-			// Settled, or not the sweeper's turn: the next round looks again.
+			// Settled, or not the sweeper's turn: the next round looks again. A
+			// claim from the step before would keep a successor waiting.
+			if took {
+				work.unclaim()
+			}
 			delete(s.failures, key)
 			return
 		}
 		if err == nil {
+			took = true
 			_, err = work.finish(ctx, claimed)
 		}
 		if err == nil {
