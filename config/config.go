@@ -77,7 +77,7 @@ func (u *URL) UnmarshalText(b []byte) error {
 // Config is the whole configuration. The tags name the variable (without its
 // prefix), the default, the meaning with its unit, and the range.
 type Config struct {
-	ValkeyURL      URL    `env:"VALKEY_URL" doc:"Lease store: valkey://host:port, valkeys:// for TLS, unix://; ?cluster=true or ?master_set=name for more than one server" need:"yes"`
+	ValkeyURL      URL    `env:"VALKEY_URL" doc:"Lease store: valkey://host:port, valkeys:// for TLS, unix://. One server: failover to a replica can hand a fencing token out twice, which is not prevented yet" need:"yes"`
 	ValkeyUsername string `env:"VALKEY_USERNAME" doc:"User at the lease store, over the one in the URL"`
 	ValkeyPassword Secret `env:"VALKEY_PASSWORD" doc:"Password at the lease store, over the one in the URL" file:"yes"`
 	ValkeyCAFile   string `env:"VALKEY_CA_FILE" doc:"Certificates that sign the lease store's, PEM"`
