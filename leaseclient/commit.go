@@ -114,6 +114,16 @@ type UnsettledError struct {
 // Error implements error.
 func (e *UnsettledError) Error() string { return "commits of an earlier lease are not settled" }
 
+// InFlightError is returned by Begin when a commit id is in the log already and
+// another attempt put it there: whoever made that attempt sends the effect.
+type InFlightError struct {
+	// Wait is how long until the entry may be settled by anybody.
+	Wait time.Duration
+}
+
+// Error implements error.
+func (e *InFlightError) Error() string { return "commit id is used by an attempt that is under way" }
+
 // LogFullError is returned by Begin when the lock's log is at its limit.
 type LogFullError struct {
 	// Entries and Bytes are what the log holds.

@@ -2,6 +2,7 @@ package rabbit
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,9 +11,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/starintel/fencerider/fence"
 	"github.com/starintel/fencerider/fence/failpoint"
@@ -44,13 +47,14 @@ var (
 
 // pending is one publish that was forwarded or is going to be.
 type pending struct {
-	seq     uint64
-	channel uint16
+	seq uint64
 	// tag is the worker's number; zero when it did not ask for confirms.
 	tag uint64
 	// a is nil for a message that needs no lease.
 	a        *fence.Accepted
 	exchange string
+	// again: the worker may send this message once more under the same id.
+	again bool
 }
 
 // channel is what the sidecar knows of a worker's channel.
@@ -63,9 +67,11 @@ type channel struct {
 	upTag     uint64
 	low       uint64
 	out       map[uint64]*pending
-	// refused: the sidecar closed the channel on both sides. workerDone and
-	// brokerDone say whose answer has come.
-	refused, workerDone, brokerDone bool
+	// refused: the sidecar closed the channel on both sides. brokerDone says that
+	// the broker's answer has come.
+	refused, brokerDone bool
+	// closing: the worker closed it and waits for the broker's answer.
+	closing bool
 	// brokerClosed: the broker closed it and waits for the worker's answer.
 	brokerClosed bool
 }
@@ -92,9 +98,19 @@ type conn struct {
 	// changed wakes whoever waits for channels to change.
 	changed chan struct{}
 
+	// room bounds the bytes between the decider and the forwarder.
+	room *semaphore.Weighted
+	// unconfirmed counts fenced messages that the broker has not confirmed.
+	unconfirmed atomic.Int64
+	// settling keeps what is handed over in the order in which it was accepted.
+	settling sync.Mutex
+
 	mu       sync.Mutex
 	channels map[uint16]*channel
-	orphans  []*pending
+	// orphans are accepted and will not be sent; they are about to be settled.
+	orphans []*pending
+	// waiting are fenced messages before the forwarder, the oldest first.
+	waiting  []*pending
 	err      error
 	stopping bool
 	// leaving: connection.close is on its way in one of the directions.
@@ -111,7 +127,9 @@ func newConn(s *Server, client net.Conn) *conn {
 	c := &conn{
 		s: s, log: s.opts.Logger.With(zap.String("adapter", "rabbit")), client: client, cr: bufio.NewReaderSize(client, 64<<10),
 		urgent: make(chan []byte, 64), changed: make(chan struct{}, 1), channels: make(map[uint16]*channel),
+		room: semaphore.NewWeighted(queueBytes),
 	}
+	c.down = newDown(client, func() bool { return c.unconfirmed.Load() > 0 })
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if t, ok := client.(*net.TCPConn); ok {
 		_ = t.SetNoDelay(true)
@@ -145,19 +163,25 @@ func (c *conn) cut(err error) {
 	up := c.up
 	c.mu.Unlock()
 	if up != nil {
-		raw := up
-		if t, ok := up.(*tls.Conn); ok {
-			raw = t.NetConn()
-		}
-		if t, ok := raw.(*net.TCPConn); ok {
-			_ = t.SetLinger(0)
-		}
-		// Not the TLS layer's own close, which would write once more.
-		_ = raw.Close()
+		reset(up)
 	}
 	c.cancel()
+	c.down.loosen()
 	_ = c.client.SetReadDeadline(time.Unix(1, 0))
 	c.notify()
+}
+
+// reset drops a connection together with what the kernel still holds of it.
+func reset(nc net.Conn) {
+	raw := nc
+	if t, ok := nc.(*tls.Conn); ok {
+		// Not the TLS layer's own close, which would write once more.
+		raw = t.NetConn()
+	}
+	if t, ok := raw.(*net.TCPConn); ok {
+		_ = t.SetLinger(0)
+	}
+	_ = raw.Close()
 }
 
 // failure returns why the connection was cut.
@@ -180,13 +204,13 @@ func (c *conn) run() {
 	}
 	_ = c.client.SetDeadline(time.Time{})
 	_ = c.up.SetDeadline(time.Time{})
-	c.down = newDown(c.client)
+	go c.down.write() // ended by farewell
 	if c.stopped() {
 		c.stop()
 	}
 
 	batches := make(chan []unit, 1)
-	items := make(chan item, 2*batchUnits)
+	items := make(chan item, 2*batchUnits) // its bytes are bounded by room
 	var pipeline, broker, watch sync.WaitGroup
 	watching, stopWatching := context.WithCancel(context.Background())
 	watch.Go(func() { c.watch(watching) })
@@ -236,25 +260,39 @@ func (c *conn) isLeaving() bool {
 // abandon hands over everything that was accepted and not confirmed, in order.
 func (c *conn) abandon() {
 	c.mu.Lock()
-	all := c.orphans
 	for _, ch := range c.channels {
-		for _, p := range ch.out {
-			all = append(all, p)
-		}
+		c.orphan(c.take(ch))
 	}
-	c.orphans, c.channels = nil, make(map[uint16]*channel)
+	c.channels = make(map[uint16]*channel)
+	all := c.orphans
+	c.orphans = nil
 	c.mu.Unlock()
-	c.handOver(all)
+	c.settle(all)
 }
 
-// handOver abandons publishes in the order in which they were accepted.
-func (c *conn) handOver(all []*pending) {
-	slices.SortFunc(all, func(a, b *pending) int {
-		if a.seq < b.seq {
-			return -1
-		}
-		return 1
-	})
+// orphan notes publishes that will not be sent; the lock is held. Whoever calls
+// it calls handOver when the lock is free.
+func (c *conn) orphan(all []*pending) { c.orphans = append(c.orphans, all...) }
+
+// handOver abandons what was noted. What is noted later was accepted later: the
+// lock stands around the note and the reason for it, and settling around the look
+// and the handing over. When the connection is cut, earlier messages may still be
+// open on other channels, and all of them are handed over together at its end.
+func (c *conn) handOver() {
+	c.settling.Lock()
+	defer c.settling.Unlock()
+	c.mu.Lock()
+	var all []*pending
+	if c.err == nil {
+		all, c.orphans = c.orphans, nil
+	}
+	c.mu.Unlock()
+	c.settle(all)
+}
+
+// settle abandons publishes in the order in which they were accepted.
+func (c *conn) settle(all []*pending) {
+	slices.SortFunc(all, func(a, b *pending) int { return cmp.Compare(a.seq, b.seq) })
 	var as []*fence.Accepted
 	for _, p := range all {
 		if p.a != nil {
@@ -349,7 +387,14 @@ func (c *conn) channel(id uint16) *channel {
 // readBroker passes on what the broker sends, and settles what it confirms. It
 // goes on reading when the worker is gone, for the confirms.
 func (c *conn) readBroker() {
+	var set time.Time
 	for {
+		// A broker that is silent for longer than the heartbeat allows is gone.
+		// While the connection ends, its end is bounded otherwise.
+		if now := time.Now(); c.heartbeat > 0 && now.Sub(set) > c.heartbeat/4 && !c.isLeaving() {
+			set = now
+			_ = c.up.SetReadDeadline(now.Add(c.heartbeat*5/2 + time.Second))
+		}
 		f, err := wire.ReadFrame(c.ur, c.frameMax+wire.Overhead)
 		if err != nil {
 			if !c.isLeaving() {
@@ -395,23 +440,24 @@ func (c *conn) fromBroker(f wire.Frame) bool {
 		return c.brokerClosedOK(id)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	ch := c.channels[id]
-	return ch == nil || !ch.refused
+	pass := ch == nil || !ch.refused
+	c.mu.Unlock()
+	// A content that the worker has the beginning of goes on to its end.
+	return pass || (f.Type() != wire.FrameMethod && c.down.inContent(id))
 }
 
 // brokerLeaves handles the end of the connection as the broker announces it:
 // nothing will be confirmed any more.
 func (c *conn) brokerLeaves() {
-	var all []*pending
 	c.mu.Lock()
 	c.leaving = true
 	for _, ch := range c.channels {
-		all = append(all, take(ch)...)
+		c.orphan(c.take(ch))
 		ch.brokerClosed = true
 	}
 	c.mu.Unlock()
-	c.handOver(all)
+	c.handOver()
 	c.notify()
 }
 
@@ -444,6 +490,7 @@ func (c *conn) confirmed(id uint16, f wire.Frame, ack bool) {
 		if p := ch.out[t]; p != nil {
 			done = append(done, p)
 			delete(ch.out, t)
+			c.count(p, -1)
 		}
 	}
 	for ch.low < ch.upTag && ch.out[ch.low+1] == nil {
@@ -458,6 +505,10 @@ func (c *conn) confirmed(id uint16, f wire.Frame, ack bool) {
 		case p.a == nil:
 		case ack:
 			c.s.opts.Gate.End(p.a, leaseclient.OutcomeConfirmed)
+		case p.again:
+			// The broker could not take it this time. A final refusal would be
+			// the answer to every further try.
+			c.s.opts.Gate.End(p.a, leaseclient.OutcomeCancelled)
 		default:
 			c.s.opts.Gate.End(p.a, leaseclient.OutcomeRefused)
 		}
@@ -491,20 +542,25 @@ func (c *conn) brokerCloses(id uint16, f wire.Frame) bool {
 		c.mu.Unlock()
 		return true
 	}
-	all := take(ch)
 	refused := ch.refused
 	if !refused {
 		ch.brokerClosed = true
 	}
+	var gone []*pending
+	c.orphan(slices.DeleteFunc(c.take(ch), func(p *pending) bool {
+		if missing(p) {
+			gone = append(gone, p)
+			return true
+		}
+		return false
+	}))
 	c.mu.Unlock()
-	all = slices.DeleteFunc(all, func(p *pending) bool {
-		gone := missing(p)
-		if gone && p.a != nil {
+	for _, p := range gone {
+		if p.a != nil {
 			c.s.opts.Gate.End(p.a, leaseclient.OutcomeRefused)
 		}
-		return gone
-	})
-	c.handOver(all)
+	}
+	c.handOver()
 	if refused {
 		// Both closed at once. The broker wants an answer to its own, too.
 		c.send(wire.AppendMethod(nil, id, wire.ChannelCloseOK, nil))
@@ -521,28 +577,40 @@ func (c *conn) brokerClosedOK(id uint16) bool {
 		c.mu.Unlock()
 		return true
 	}
-	all := take(ch)
+	c.orphan(c.take(ch))
 	refused := ch.refused
 	if refused {
 		ch.brokerDone = true
 	} else {
+		ch.brokerClosed = true
 		delete(c.channels, id)
 	}
 	c.mu.Unlock()
-	c.handOver(all)
+	c.handOver()
 	c.notify()
 	return !refused
 }
 
 // take empties a channel's list of what is not settled; the lock is held.
-func take(ch *channel) []*pending {
+func (c *conn) take(ch *channel) []*pending {
 	all := make([]*pending, 0, len(ch.out))
 	for _, p := range ch.out {
 		all = append(all, p)
+		c.count(p, -1)
 	}
 	ch.out = make(map[uint64]*pending)
 	ch.low = ch.upTag
 	return all
+}
+
+// count keeps the number of fenced messages that wait for their confirm.
+func (c *conn) count(p *pending, n int64) {
+	if p.a == nil {
+		return
+	}
+	if c.unconfirmed.Add(n) == n && n > 0 {
+		c.down.wake()
+	}
 }
 
 // send puts a small frame for the broker past the queue. When even that is full
@@ -586,11 +654,14 @@ func (c *conn) watch(ctx context.Context) {
 	}
 }
 
-// overdue reports whether an accepted message has been waiting for its confirm
-// for longer than it may.
+// overdue reports whether an accepted message has been waiting for its turn or
+// its confirm for longer than it may.
 func (c *conn) overdue() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(c.waiting) > 0 && c.waiting[0].a.Late() {
+		return true
+	}
 	for _, ch := range c.channels {
 		for t := ch.low + 1; t <= ch.upTag; t++ {
 			if p := ch.out[t]; p != nil && p.a != nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"strconv"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -27,27 +29,112 @@ type verdict struct {
 	free   bool
 	ref    leaseclient.Ref
 	commit leaseclient.Commit
-	a      *fence.Accepted
-	err    error
+	// again: the commit id follows from the message's own id, so the worker may
+	// ask for the same commit once more.
+	again bool
+	// group is the Begin that a and err come from; nil when there was none.
+	group *group
+	a     *fence.Accepted
+	err   error
+}
+
+// group is one Begin of a batch: the publishes of one lease.
+type group struct {
+	at     []int
+	cancel context.CancelFunc
+	done   chan struct{}
+	// left counts publishes that were not carried out yet.
+	left int
+}
+
+// batch is what was decided, or is about to be, about one read.
+type batch struct {
+	verdicts []verdict
+	groups   []*group
+	// progress has a place for every group and hears of each that is decided.
+	progress chan struct{}
 }
 
 // decide asks the policy and the gate about every batch, and hands on what may
 // go, in the order of the wire.
 func (c *conn) decide(batches <-chan []unit, items chan<- item) {
 	for units := range batches {
-		verdicts := c.judge(units)
+		b := c.judge(units)
 		for i, u := range units {
-			c.apply(u, verdicts[i], items)
+			v := &b.verdicts[i]
+			if v.group != nil {
+				b.await(v.group)
+				v.group.left--
+			}
+			c.apply(u, *v, items)
 		}
 	}
 }
 
-// judge finds the lease of every publish and begins their commits, one Begin a
-// lock.
-func (c *conn) judge(units []unit) []verdict {
+// await waits for a Begin. The batch keeps its order, so messages of another lock
+// that were accepted already may stand behind this one; it is given up in time
+// for them.
+func (b *batch) await(g *group) {
+	for {
+		select {
+		case <-g.done:
+			return
+		default:
+		}
+		var limit <-chan time.Time
+		var timer *time.Timer
+		if left, ok := b.behind(g); ok {
+			timer = time.NewTimer(left / 2)
+			limit = timer.C
+		}
+		select {
+		case <-b.progress:
+		case <-limit:
+			g.cancel()
+			<-g.done
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+}
+
+// behind is how long the first message of another group that is accepted and was
+// not carried out yet may still be sent.
+func (b *batch) behind(g *group) (time.Duration, bool) {
+	var least time.Duration
+	found := false
+	for _, o := range b.groups {
+		if o == g || o.left == 0 {
+			continue
+		}
+		select {
+		case <-o.done:
+		default:
+			continue
+		}
+		for _, i := range o.at {
+			a := b.verdicts[i].a
+			if a == nil {
+				continue
+			}
+			if _, prior := a.Prior(); prior {
+				continue
+			}
+			if left := a.Remaining(); !found || left < least {
+				least, found = left, true
+			}
+		}
+	}
+	return least, found
+}
+
+// judge finds the lease of every publish and starts to begin their commits, one
+// Begin a lease, side by side.
+func (c *conn) judge(units []unit) *batch {
 	out := make([]verdict, len(units))
-	var order []leaseclient.Ref
-	byRef := make(map[leaseclient.Ref][]int)
+	var groups []*group
+	byRef := make(map[leaseclient.Ref]*group)
 	for i, u := range units {
 		if u.publish == nil {
 			continue
@@ -63,55 +150,85 @@ func (c *conn) judge(units []unit) []verdict {
 		}
 		v := c.resolve(u.publish)
 		out[i] = v
-		if v.err == nil && !v.free {
-			if _, ok := byRef[v.ref]; !ok {
-				order = append(order, v.ref)
-			}
-			byRef[v.ref] = append(byRef[v.ref], i)
+		if v.err != nil || v.free {
+			continue
 		}
+		g := byRef[v.ref]
+		if g == nil {
+			g = &group{done: make(chan struct{})}
+			byRef[v.ref] = g
+			groups = append(groups, g)
+		}
+		g.at = append(g.at, i)
+		g.left++
+		out[i].group = g
 	}
-	if len(order) > 0 {
+	if len(groups) > 0 {
 		failpoint.Hit("rabbit.before-begin")
 	}
-	for _, ref := range order {
-		c.begin(ref, byRef[ref], out)
+	b := &batch{verdicts: out, groups: groups, progress: make(chan struct{}, len(groups))}
+	for _, g := range groups {
+		ctx, cancel := context.WithTimeout(c.ctx, c.s.opts.Timeout)
+		g.cancel = cancel
+		start := func() {
+			defer func() {
+				cancel()
+				close(g.done)
+				b.progress <- struct{}{}
+			}()
+			c.begin(ctx, out[g.at[0]].ref, g.at, out)
+			failpoint.Hit("rabbit.after-begin")
+		}
+		if len(groups) == 1 {
+			start()
+			continue
+		}
+		// The decider waits for every one of them.
+		go start()
 	}
-	if len(order) > 0 {
-		failpoint.Hit("rabbit.after-begin")
-	}
-	return out
+	return b
 }
 
-// begin asks the gate about the publishes of one lock.
-func (c *conn) begin(ref leaseclient.Ref, at []int, out []verdict) {
-	ctx, cancel := context.WithTimeout(c.ctx, c.s.opts.Timeout)
-	defer cancel()
+// begin asks the gate about the publishes of one lease.
+func (c *conn) begin(ctx context.Context, ref leaseclient.Ref, at []int, out []verdict) {
+	first := make(map[string]bool)
+	var fresh []int
 	var commits []leaseclient.Commit
-	seen := make(map[string]int)
 	for _, i := range at {
 		id := out[i].commit.ID
-		if _, twice := seen[id]; !twice {
-			seen[id] = len(commits)
-			commits = append(commits, out[i].commit)
-		}
-	}
-	as, err := c.s.opts.Gate.Begin(ctx, ref, commits)
-	taken := make(map[string]bool)
-	for _, i := range at {
-		id := out[i].commit.ID
-		switch {
-		case err != nil:
-			out[i].err = err
-		case taken[id]:
+		if first[id] {
 			// The same id twice in one batch: the second is a repetition.
 			out[i].err = &leaseclient.Error{
-				Code: leaseclient.CodeIdempotencyConflict, Op: "begin", Detail: "the message id is used by a message that is still on its way",
+				Code: leaseclient.CodeOutcomeUnknown, Op: "begin", RetryAfter: time.Second,
+				Detail: "an earlier message with this id is still on its way",
 			}
-		default:
-			taken[id] = true
-			out[i].a = as[seen[id]]
+			continue
+		}
+		first[id] = true
+		fresh = append(fresh, i)
+		commits = append(commits, out[i].commit)
+	}
+	as, err := c.s.opts.Gate.Begin(ctx, ref, commits)
+	if err != nil && len(fresh) > 1 && repeats(err) {
+		// One id that was used before must not cost its neighbours.
+		for _, i := range fresh {
+			c.begin(ctx, ref, []int{i}, out)
+		}
+		return
+	}
+	for n, i := range fresh {
+		if err != nil {
+			out[i].err = err
+		} else {
+			out[i].a = as[n]
 		}
 	}
+}
+
+// repeats reports whether a Begin was refused for an id that was used before.
+func repeats(err error) bool {
+	_, inFlight := errors.AsType[*leaseclient.InFlightError](err)
+	return inFlight || leaseclient.CodeOf(err) == leaseclient.CodeIdempotencyConflict
 }
 
 // resolve asks the policy which lease a publish needs, and makes its commit.
@@ -143,11 +260,12 @@ func (c *conn) resolve(p *publish) verdict {
 	}
 	target := p.Exchange + " " + p.RoutingKey
 	id := leaseclient.NewID("commit")
+	again := false
 	if mid, has := p.props.MessageID(); w.idempotent && has && mid != "" {
 		sum := sha256.Sum256([]byte(ref.LockKey + "\x00" + mid))
-		id = "commit_" + hex.EncodeToString(sum[:16])
+		id, again = "commit_"+hex.EncodeToString(sum[:16]), true
 	}
-	return verdict{ref: ref, commit: leaseclient.Commit{ID: id, Kind: leaseclient.KindPublish, Target: target, Effect: effect}}
+	return verdict{ref: ref, again: again, commit: leaseclient.Commit{ID: id, Kind: leaseclient.KindPublish, Target: target, Effect: effect}}
 }
 
 // wishes are what a worker asks for by headers.
@@ -212,7 +330,21 @@ func headerSource(p *publish) func(string) policy.Value {
 func (c *conn) dropping(ch *channel) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return ch.refused || ch.brokerClosed
+	return ch.refused || ch.closing || ch.brokerClosed
+}
+
+// pass puts an item into the queue to the broker and waits for its room there.
+func (c *conn) pass(it item, items chan<- item) {
+	it.room = min(int64(len(it.bytes)), queueBytes)
+	// It cannot fail: the forwarder takes every item, whatever has become of the
+	// connection.
+	_ = c.room.Acquire(context.Background(), it.room)
+	if it.p != nil && it.p.a != nil {
+		c.mu.Lock()
+		c.waiting = append(c.waiting, it.p)
+		c.mu.Unlock()
+	}
+	items <- it
 }
 
 // apply carries one unit out, in its turn.
@@ -225,9 +357,10 @@ func (c *conn) apply(u unit, v verdict, items chan<- item) {
 		case wire.ConnectionCloseOK:
 			it.leaving = true
 		}
-		items <- it
+		c.pass(it, items)
 		return
 	}
+	ch := c.channel(u.channel)
 	switch u.method {
 	case wire.ChannelOpen:
 		c.opened(u, items)
@@ -238,26 +371,26 @@ func (c *conn) apply(u unit, v verdict, items chan<- item) {
 	case wire.BasicPublish:
 		c.publish(u, v, items)
 	case wire.ConfirmSelect:
-		if ch := c.channel(u.channel); ch != nil {
+		if ch != nil {
 			if c.dropping(ch) {
 				return
 			}
 			ch.confirm = true
 		}
-		items <- item{channel: u.channel, bytes: u.frame, confirm: true}
+		c.pass(item{ch: ch, channel: u.channel, bytes: u.frame, confirm: true}, items)
 	case wire.TxSelect:
-		if ch := c.channel(u.channel); ch != nil {
+		if ch != nil {
 			if !c.dropping(ch) {
 				c.refuseChannel(u.channel, ch, preconditionFailed, "PRECONDITION_FAILED - "+string(leaseclient.CodeUnsupported)+": transactions are not fenced yet; use publisher confirms", u.method, items)
 			}
 			return
 		}
-		items <- item{channel: u.channel, bytes: u.frame}
+		c.pass(item{channel: u.channel, bytes: u.frame}, items)
 	default:
-		if ch := c.channel(u.channel); ch != nil && c.dropping(ch) {
+		if ch != nil && c.dropping(ch) {
 			return
 		}
-		items <- item{channel: u.channel, bytes: u.frame}
+		c.pass(item{ch: ch, channel: u.channel, bytes: u.frame}, items)
 	}
 }
 
@@ -266,16 +399,24 @@ func (c *conn) apply(u unit, v verdict, items chan<- item) {
 // known of the old one must not be mixed with the new.
 func (c *conn) opened(u unit, items chan<- item) {
 	if ch := c.channel(u.channel); ch != nil {
-		gone := func() bool { return ch.brokerDone || c.channels[u.channel] == nil }
-		if !c.await(closeWait, gone) {
+		c.mu.Lock()
+		open := !ch.refused && !ch.closing
+		c.mu.Unlock()
+		if open {
+			c.violated(&protocolError{504, "CHANNEL_ERROR - second 'channel.open' seen"})
+			return
+		}
+		gone := func() bool { return ch.brokerDone || c.channels[u.channel] != ch }
+		if !c.await(closeWait, nil, gone) {
 			c.cut(errChannelOpen)
 			return
 		}
 	}
+	ch := &channel{out: make(map[uint64]*pending)}
 	c.mu.Lock()
-	c.channels[u.channel] = &channel{out: make(map[uint64]*pending)}
+	c.channels[u.channel] = ch
 	c.mu.Unlock()
-	items <- item{channel: u.channel, bytes: u.frame}
+	c.pass(item{ch: ch, channel: u.channel, bytes: u.frame}, items)
 }
 
 // workerCloses handles the worker's channel.close.
@@ -287,7 +428,12 @@ func (c *conn) workerCloses(u unit, items chan<- item) {
 		_ = c.down.inject(u.channel, wire.AppendMethod(nil, u.channel, wire.ChannelCloseOK, nil))
 		return
 	}
-	items <- item{channel: u.channel, bytes: u.frame, drainChannel: ch != nil}
+	if ch != nil {
+		c.mu.Lock()
+		ch.closing = true
+		c.mu.Unlock()
+	}
+	c.pass(item{ch: ch, channel: u.channel, bytes: u.frame, drainChannel: ch != nil}, items)
 }
 
 // workerClosedOK handles the worker's answer to a close.
@@ -297,12 +443,10 @@ func (c *conn) workerClosedOK(u unit, items chan<- item) {
 	answer := ch != nil && ch.brokerClosed
 	if answer {
 		delete(c.channels, u.channel)
-	} else if ch != nil {
-		ch.workerDone = true
 	}
 	c.mu.Unlock()
 	if answer {
-		items <- item{channel: u.channel, bytes: u.frame}
+		c.pass(item{ch: ch, channel: u.channel, bytes: u.frame}, items)
 	}
 }
 
@@ -327,7 +471,7 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		c.violated(&protocolError{540, "NOT_IMPLEMENTED - immediate=true"})
 		return
 	}
-	p := &pending{channel: u.channel, a: v.a, exchange: u.publish.Exchange}
+	p := &pending{a: v.a, exchange: u.publish.Exchange, again: v.again}
 	c.seq++
 	p.seq = c.seq
 	if ch.confirm {
@@ -335,7 +479,7 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		p.tag = ch.tag
 	}
 	if v.free {
-		items <- item{channel: u.channel, bytes: u.publish.frames(u.channel, u.publish.clean(), c.frameMax), p: p}
+		c.pass(item{ch: ch, channel: u.channel, bytes: u.publish.frames(u.channel, u.publish.clean(), c.frameMax), p: p}, items)
 		return
 	}
 	if v.err != nil {
@@ -356,7 +500,7 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		return
 	}
 	c.s.opts.OnVerdict("")
-	items <- item{channel: u.channel, bytes: u.publish.frames(u.channel, props, c.frameMax), p: p}
+	c.pass(item{ch: ch, channel: u.channel, bytes: u.publish.frames(u.channel, props, c.frameMax), p: p}, items)
 }
 
 // refuse tells the worker that a publish was not accepted, in the form that its
@@ -385,7 +529,7 @@ func (c *conn) refuseChannel(id uint16, ch *channel, code uint16, text string, m
 	}
 	// What was accepted before it is confirmed first, or it would have to be
 	// settled, which is a second publish.
-	items <- item{channel: id, bytes: wire.Close{Code: 200, Text: "fenced"}.Append(nil, id, wire.ChannelClose), drainChannel: true}
+	c.pass(item{ch: ch, channel: id, bytes: wire.Close{Code: 200, Text: "fenced"}.Append(nil, id, wire.ChannelClose), drainChannel: true}, items)
 }
 
 // answerPrior answers for a message that an earlier request has dealt with.

@@ -36,19 +36,29 @@ type down struct {
 	size  int
 	// left counts, by channel, what is missing of a content: -1 while its
 	// header is.
-	left    map[uint16]int64
+	left map[uint16]int64
+	// pending waits for the end of a content; held is how much it is together.
 	pending map[uint16][]byte
-	closed  bool
-	err     error
-	wrote   time.Time
-	done    chan struct{}
+	held    int
+	// eager says that the broker must be read past the soft bound: a confirm may
+	// stand behind what a slow worker does not take.
+	eager func() bool
+	// loose: the broker is gone, and nobody waits for room any more.
+	loose  bool
+	closed bool
+	err    error
+	wrote  time.Time
+	done   chan struct{}
 }
 
-// newDown starts the writer.
-func newDown(c net.Conn) *down {
-	d := &down{conn: c, left: make(map[uint16]int64), pending: make(map[uint16][]byte), done: make(chan struct{}), wrote: time.Now()}
+// newDown returns an empty queue; write, which close ends, carries it out. eager is asked while the queue is past its soft
+// bound, under the queue's lock.
+func newDown(c net.Conn, eager func() bool) *down {
+	d := &down{
+		conn: c, left: make(map[uint16]int64), pending: make(map[uint16][]byte), eager: eager,
+		done: make(chan struct{}), wrote: time.Now(),
+	}
 	d.cond = sync.NewCond(&d.mu)
-	go d.write()
 	return d
 }
 
@@ -56,10 +66,10 @@ func newDown(c net.Conn) *down {
 func (d *down) push(f wire.Frame) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for d.size > downSoft && !d.closed && d.err == nil {
+	for d.crowded() && !d.loose && !d.closed && d.err == nil {
 		d.cond.Wait()
 	}
-	if d.err != nil || d.closed {
+	if d.err != nil || d.closed || d.loose {
 		return net.ErrClosed
 	}
 	d.add(f)
@@ -80,10 +90,40 @@ func (d *down) push(f wire.Frame) error {
 		delete(d.left, ch)
 		if p := d.pending[ch]; p != nil {
 			delete(d.pending, ch)
+			d.held -= len(p)
 			d.add(p)
 		}
 	}
 	return nil
+}
+
+// crowded reports whether a frame of the broker has to wait; the lock is held.
+func (d *down) crowded() bool {
+	return d.size > downSoft && (d.size+d.held > downHard || !d.eager())
+}
+
+// inContent reports whether a content of the broker is half written on a channel.
+// It must go on whatever becomes of the channel, or nothing could follow it.
+func (d *down) inContent(channel uint16) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, open := d.left[channel]
+	return open
+}
+
+// wake lets a waiting push look again.
+func (d *down) wake() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cond.Broadcast()
+}
+
+// loosen ends all waiting for room. What is queued still goes out.
+func (d *down) loosen() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.loose = true
+	d.cond.Broadcast()
 }
 
 // inject adds frames of the sidecar without waiting, all in one write.
@@ -93,11 +133,12 @@ func (d *down) inject(channel uint16, frames []byte) error {
 	if d.err != nil || d.closed {
 		return net.ErrClosed
 	}
-	if d.size > downHard {
+	if d.size+d.held > downHard {
 		return errSlowWorker
 	}
 	if _, open := d.left[channel]; open {
 		d.pending[channel] = append(d.pending[channel], frames...)
+		d.held += len(frames)
 		return nil
 	}
 	d.add(frames)

@@ -80,9 +80,15 @@ func (e *Effector) Settle(ctx context.Context, entries []leaseclient.Entry) ([]l
 	var out []leaseclient.Outcome
 	var p *publisher
 	open := ""
+	sound := true
 	defer func() {
-		if p != nil {
+		switch {
+		case p == nil:
+		case sound:
 			_ = p.conn.Close()
+		default:
+			// What the broker has not taken yet must not arrive later.
+			reset(p.conn)
 		}
 	}()
 	for _, entry := range entries {
@@ -113,6 +119,7 @@ func (e *Effector) Settle(ctx context.Context, entries []leaseclient.Entry) ([]l
 		}
 		o, err := p.publish(ctx, m, m.stamped(fence.StampOf(entry)))
 		if err != nil {
+			sound = false
 			return out, fmt.Errorf("settle messages: %w", err)
 		}
 		if o == leaseclient.OutcomeQuarantined {

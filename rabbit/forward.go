@@ -7,13 +7,22 @@ import (
 	"github.com/starintel/fencerider/rabbit/wire"
 )
 
-// flushBytes is how much is gathered for one write.
-const flushBytes = 256 << 10
+const (
+	// flushBytes is how much is gathered for one write.
+	flushBytes = 256 << 10
+	// queueBytes bounds what waits for the broker. One message may be larger and
+	// then waits alone.
+	queueBytes = 8 << 20
+)
 
-// item is something for the broker, in its place.
+// item is something for the broker, in its place. It belongs to a channel, not to
+// a number: by the time of its turn the number may be another channel's.
 type item struct {
+	ch      *channel
 	channel uint16
 	bytes   []byte
+	// room is what the item takes of the queue.
+	room int64
 	// p is set for a publish.
 	p *pending
 	// confirm: it is the worker's confirm.select.
@@ -36,6 +45,12 @@ func (c *conn) forward(items <-chan item) {
 	for {
 		var it item
 		var ok bool
+		select {
+		case b := <-c.urgent:
+			buf = append(buf, b...)
+			continue
+		default:
+		}
 		select {
 		case it, ok = <-items:
 		default:
@@ -60,9 +75,11 @@ func (c *conn) forward(items <-chan item) {
 			c.mu.Unlock()
 		}
 		buf, held = c.place(it, buf, held)
+		c.handOver()
 		if len(buf) >= flushBytes || it.leaving {
 			flush()
 		}
+		c.room.Release(it.room)
 	}
 	flush()
 	c.drainFor(item{drain: true})
@@ -73,16 +90,19 @@ func (c *conn) forward(items <-chan item) {
 func (c *conn) place(it item, buf []byte, held []*pending) ([]byte, []*pending) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ch := c.channels[it.channel]
+	ch := it.ch
 	if it.confirm && ch != nil {
 		ch.upConfirm = true
 	}
 	if it.p == nil {
 		return append(buf, it.bytes...), held
 	}
-	if c.err != nil || ch == nil || ch.brokerClosed {
+	if it.p.a != nil {
+		c.waiting = c.waiting[1:]
+	}
+	if c.err != nil || ch.brokerClosed {
 		// It goes nowhere from here; settlement takes it.
-		c.orphans = append(c.orphans, it.p)
+		c.orphan([]*pending{it.p})
 		return buf, held
 	}
 	if it.p.a != nil && !ch.upConfirm {
@@ -92,6 +112,7 @@ func (c *conn) place(it item, buf []byte, held []*pending) ([]byte, []*pending) 
 	if ch.upConfirm {
 		ch.upTag++
 		ch.out[ch.upTag] = it.p
+		c.count(it.p, 1)
 	}
 	return append(buf, it.bytes...), append(held, it.p)
 }
@@ -134,16 +155,24 @@ func (c *conn) flush(buf []byte, held []*pending) []byte {
 	return buf[:0]
 }
 
-// drainFor waits until nothing that was sent is open, on one channel or on all.
-// The arrival bound ends it at the latest.
+// drainFor waits until no fenced message that was sent is open, on one channel or
+// on all. Their arrival bound ends it at the latest. The broker hears heartbeats
+// meanwhile.
 func (c *conn) drainFor(it item) {
-	c.await(0, func() bool {
+	open := func(ch *channel) bool {
+		for _, p := range ch.out {
+			if p.a != nil {
+				return true
+			}
+		}
+		return false
+	}
+	c.await(0, c.urgent, func() bool {
 		if !it.drain {
-			ch := c.channels[it.channel]
-			return ch == nil || len(ch.out) == 0
+			return !open(it.ch)
 		}
 		for _, ch := range c.channels {
-			if len(ch.out) > 0 {
+			if open(ch) {
 				return false
 			}
 		}
@@ -153,8 +182,9 @@ func (c *conn) drainFor(it item) {
 
 // await waits until a condition on the channels holds, the connection is cut, or
 // the time is up (zero: no limit), and reports whether it held. It is used by the
-// decider and the forwarder; each looks again at every change and every tick.
-func (c *conn) await(limit time.Duration, ok func() bool) bool {
+// decider and the forwarder; each looks again at every change and every tick. The
+// forwarder goes on writing what is urgent.
+func (c *conn) await(limit time.Duration, urgent <-chan []byte, ok func() bool) bool {
 	tick := time.NewTicker(watchEvery / 10)
 	defer tick.Stop()
 	start := time.Now()
@@ -168,6 +198,8 @@ func (c *conn) await(limit time.Duration, ok func() bool) bool {
 		select {
 		case <-c.changed:
 		case <-tick.C:
+		case b := <-urgent:
+			c.flush(b, nil)
 		}
 	}
 }

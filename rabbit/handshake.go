@@ -52,6 +52,18 @@ func (c *conn) handshake() error {
 	return c.relayHandshake()
 }
 
+// answers are what a worker may say to each of the broker's questions, in order.
+// Nothing else of the worker's goes to the broker before the connection is open:
+// no message may pass unseen.
+var answers = map[wire.Method][]wire.Method{
+	wire.ConnectionStart:  {wire.ConnectionStartOK},
+	wire.ConnectionSecure: {wire.ConnectionSecureOK},
+	wire.ConnectionTune:   {wire.ConnectionTuneOK, wire.ConnectionOpen},
+}
+
+// errLeft is a worker that ended its connection while it was being opened.
+var errLeft = errors.New("worker closed the connection during the handshake")
+
 // relayHandshake passes the broker's questions and the worker's answers on until
 // the connection is open.
 func (c *conn) relayHandshake() error {
@@ -60,59 +72,79 @@ func (c *conn) relayHandshake() error {
 		if err != nil {
 			return fmt.Errorf("read the broker's handshake: %w", err)
 		}
+		if f.Type() == wire.FrameHeartbeat {
+			continue
+		}
 		if _, err := c.client.Write(f); err != nil {
 			return fmt.Errorf("answer the worker's handshake: %w", err)
 		}
-		answers := 1
 		switch f.Method() {
 		case wire.ConnectionOpenOK:
 			return nil
-		case wire.ConnectionTune:
-			answers = 2
 		case wire.ConnectionClose:
 			return c.relayRefusal()
 		}
-		for range answers {
-			g, err := c.workerFrame()
+		want, ok := answers[f.Method()]
+		if !ok {
+			return errors.New("the broker said something unexpected during the handshake")
+		}
+		for _, m := range want {
+			g, err := c.answer(m)
 			if err != nil {
 				return err
 			}
-			if g.Method() == wire.ConnectionTuneOK {
-				if err := c.tuned(f, g); err != nil {
-					return err
-				}
-			}
-			if g.Method() == wire.ConnectionOpen {
-				if c.vhost, err = wire.ParseOpen(g.Payload()); err != nil {
-					return err
-				}
+			if err := c.note(f, g); err != nil {
+				return err
 			}
 			if _, err := c.up.Write(g); err != nil {
 				return fmt.Errorf("pass the handshake on: %w", err)
-			}
-			if g.Method() == wire.ConnectionClose {
-				break
 			}
 		}
 	}
 }
 
-// workerFrame reads a frame of the worker's handshake; garbage is told to be so.
-func (c *conn) workerFrame() (wire.Frame, error) {
+// note keeps what the worker chose in its handshake.
+func (c *conn) note(question, answer wire.Frame) error {
+	var err error
+	switch answer.Method() {
+	case wire.ConnectionTuneOK:
+		err = c.tuned(question, answer)
+	case wire.ConnectionOpen:
+		c.vhost, err = wire.ParseOpen(answer.Payload())
+	}
+	return err
+}
+
+// answer reads the next frame of the worker's handshake, which must be the given
+// one or the end; everything else is told to be wrong.
+func (c *conn) answer(want wire.Method) (wire.Frame, error) {
 	for {
 		g, err := wire.ReadFrame(c.cr, initialFrame)
-		if err != nil {
+		switch {
+		case err != nil:
 			if pe := protocolOf(err); pe != nil {
-				_, _ = c.client.Write(wire.Close{Code: pe.code, Text: pe.text}.Append(nil, 0, wire.ConnectionClose))
-				c.lastWords()
+				c.turnAway(pe)
 			}
 			return nil, fmt.Errorf("read the worker's handshake: %w", err)
-		}
-		if g.Type() == wire.FrameHeartbeat {
+		case g.Type() == wire.FrameHeartbeat:
 			continue
+		case g.Channel() == 0 && g.Method() == want:
+			return g, nil
+		case g.Channel() == 0 && g.Method() == wire.ConnectionClose:
+			_, _ = c.client.Write(wire.AppendMethod(nil, 0, wire.ConnectionCloseOK, nil))
+			c.lastWords()
+			return nil, errLeft
 		}
-		return g, nil
+		pe := &protocolError{503, "COMMAND_INVALID - the connection is not open yet"}
+		c.turnAway(pe)
+		return nil, fmt.Errorf("read the worker's handshake: %w", pe)
 	}
+}
+
+// turnAway ends a handshake with a reason.
+func (c *conn) turnAway(pe *protocolError) {
+	_, _ = c.client.Write(wire.Close{Code: pe.code, Text: pe.text}.Append(nil, 0, wire.ConnectionClose))
+	c.lastWords()
 }
 
 // tuned notes what the worker chose.
@@ -139,7 +171,7 @@ func (c *conn) tuned(tune, tuneOK wire.Frame) error {
 
 // relayRefusal passes a worker's answer to a broker that turned it away.
 func (c *conn) relayRefusal() error {
-	if g, err := wire.ReadFrame(c.cr, initialFrame); err == nil {
+	if g, err := wire.ReadFrame(c.cr, initialFrame); err == nil && g.Method() == wire.ConnectionCloseOK {
 		_, _ = c.up.Write(g)
 	}
 	c.lastWords()

@@ -99,6 +99,9 @@ func (a *assembler) add(f wire.Frame) (unit, bool, error) {
 		if c != nil {
 			return unit{}, false, &protocolError{505, "UNEXPECTED_FRAME - method inside a content"}
 		}
+		if (ch == 0) != f.Method().OfConnection() {
+			return unit{}, false, &protocolError{503, "COMMAND_INVALID - method on a channel where it has no place"}
+		}
 		if f.Method() != wire.BasicPublish {
 			return unit{channel: ch, method: f.Method(), frame: f}, true, nil
 		}

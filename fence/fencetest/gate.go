@@ -18,6 +18,8 @@ import (
 type Gate struct {
 	// Refuse, when set, is asked about every Begin; an error refuses it.
 	Refuse func(ref leaseclient.Ref, commits []leaseclient.Commit) error
+	// Delay, when set, is called first and may wait, at most for ctx.
+	Delay func(ctx context.Context, ref leaseclient.Ref)
 	// Bound is the arrival bound; zero means five seconds, negative means
 	// that every accepted commit is late at once.
 	Bound time.Duration
@@ -39,6 +41,9 @@ var _ fence.Gate = (*Gate)(nil)
 
 // Begin implements [fence.Gate].
 func (g *Gate) Begin(ctx context.Context, ref leaseclient.Ref, commits []leaseclient.Commit) ([]*fence.Accepted, error) {
+	if g.Delay != nil {
+		g.Delay(ctx, ref)
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, &leaseclient.Error{Code: leaseclient.CodeDeadlineExceeded, Op: "begin", Err: err}
 	}

@@ -7,28 +7,34 @@ type Method uint32
 
 // The methods that the sidecar acts on. All others are passed on as they are.
 const (
-	ConnectionStart   Method = 10<<16 | 10
-	ConnectionStartOK Method = 10<<16 | 11
-	ConnectionTune    Method = 10<<16 | 30
-	ConnectionTuneOK  Method = 10<<16 | 31
-	ConnectionOpen    Method = 10<<16 | 40
-	ConnectionOpenOK  Method = 10<<16 | 41
-	ConnectionClose   Method = 10<<16 | 50
-	ConnectionCloseOK Method = 10<<16 | 51
-	ChannelOpen       Method = 20<<16 | 10
-	ChannelOpenOK     Method = 20<<16 | 11
-	ChannelClose      Method = 20<<16 | 40
-	ChannelCloseOK    Method = 20<<16 | 41
-	BasicPublish      Method = 60<<16 | 40
-	BasicReturn       Method = 60<<16 | 50
-	BasicDeliver      Method = 60<<16 | 60
-	BasicGetOK        Method = 60<<16 | 71
-	BasicAck          Method = 60<<16 | 80
-	BasicNack         Method = 60<<16 | 120
-	ConfirmSelect     Method = 85<<16 | 10
-	ConfirmSelectOK   Method = 85<<16 | 11
-	TxSelect          Method = 90<<16 | 10
+	ConnectionStart    Method = 10<<16 | 10
+	ConnectionStartOK  Method = 10<<16 | 11
+	ConnectionSecure   Method = 10<<16 | 20
+	ConnectionSecureOK Method = 10<<16 | 21
+	ConnectionTune     Method = 10<<16 | 30
+	ConnectionTuneOK   Method = 10<<16 | 31
+	ConnectionOpen     Method = 10<<16 | 40
+	ConnectionOpenOK   Method = 10<<16 | 41
+	ConnectionClose    Method = 10<<16 | 50
+	ConnectionCloseOK  Method = 10<<16 | 51
+	ChannelOpen        Method = 20<<16 | 10
+	ChannelOpenOK      Method = 20<<16 | 11
+	ChannelClose       Method = 20<<16 | 40
+	ChannelCloseOK     Method = 20<<16 | 41
+	BasicPublish       Method = 60<<16 | 40
+	BasicReturn        Method = 60<<16 | 50
+	BasicDeliver       Method = 60<<16 | 60
+	BasicGetOK         Method = 60<<16 | 71
+	BasicAck           Method = 60<<16 | 80
+	BasicNack          Method = 60<<16 | 120
+	ConfirmSelect      Method = 85<<16 | 10
+	ConfirmSelectOK    Method = 85<<16 | 11
+	TxSelect           Method = 90<<16 | 10
 )
+
+// OfConnection reports whether a method belongs to the connection, and with that
+// to channel 0.
+func (m Method) OfConnection() bool { return m>>16 == 10 }
 
 // HasContent reports whether a header and a body follow a method.
 func (m Method) HasContent() bool {
