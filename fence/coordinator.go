@@ -213,7 +213,7 @@ func (c *Coordinator) begin(ctx context.Context, ref leaseclient.Ref, commits []
 	if err != nil {
 		return nil, err
 	}
-	return c.accept(ref, commits, begun), nil
+	return c.accept(req, begun), nil
 }
 
 // beginTimeout is the refusal of a Begin whose time ran out before the store
@@ -237,8 +237,19 @@ func (c *Coordinator) ask(ctx context.Context, l *lane, req leaseclient.BeginReq
 	maybe := false
 	var limit time.Duration
 	pause := askFirst
+	last := req.Deadline
 	for {
-		sent := c.opts.Clock.Boot()
+		if !maybe {
+			// A request whose answer is lost may be under way for as long as the
+			// network likes. The store takes it up to this deadline only, so it is
+			// known then that it can be withdrawn for good.
+			limit = c.opts.Clock.Boot() + c.opts.Bound
+			req.Deadline = time.Now().Add(c.opts.Bound)
+			if last.Before(req.Deadline) {
+				limit -= req.Deadline.Sub(last)
+				req.Deadline = last
+			}
+		}
 		begun, err := c.opts.Log.Begin(ctx, req)
 		if err == nil {
 			return begun, nil
@@ -250,10 +261,13 @@ func (c *Coordinator) ask(ctx context.Context, l *lane, req leaseclient.BeginReq
 			}
 			continue
 		}
-		if code == leaseclient.CodeOutcomeUnknown && !maybe {
-			// What may have been accepted by this attempt may be sent only
-			// within the bound from here; to ask for longer is of no use.
-			maybe, limit = true, sent+c.opts.Bound
+		if _, inFlight := errors.AsType[*leaseclient.InFlightError](err); inFlight {
+			return nil, err
+		}
+		maybe = maybe || code == leaseclient.CodeOutcomeUnknown
+		if !maybe && code == leaseclient.CodeDeadlineExceeded && time.Now().Before(last) && wait(ctx, pause) {
+			// Its own short deadline had passed by the time it was there.
+			continue
 		}
 		// A store that could not be reached says nothing about the attempt
 		// before, and neither does a deadline that passed on the way.
@@ -261,7 +275,7 @@ func (c *Coordinator) ask(ctx context.Context, l *lane, req leaseclient.BeginReq
 			return nil, err
 		}
 		if code == leaseclient.CodeDeadlineExceeded || c.opts.Clock.Boot() >= limit || !wait(ctx, pause) {
-			c.withdraw(l, req)
+			c.withdraw(l, req, limit)
 			return nil, &leaseclient.Error{
 				Code: leaseclient.CodeOutcomeUnknown, Op: "begin", RetryAfter: time.Second,
 				Detail: "the lease store did not answer; the write is being withdrawn and nothing was sent", Err: err,
@@ -271,35 +285,51 @@ func (c *Coordinator) ask(ctx context.Context, l *lane, req leaseclient.BeginReq
 	}
 }
 
-// withdraw takes back commits that the store may have accepted. New commits of
-// the lock wait for it: were the withdrawn ones finished by somebody else later,
-// they would come out of order.
-func (c *Coordinator) withdraw(l *lane, req leaseclient.BeginRequest) {
+// withdraw takes back commits that the store may have accepted, or may still
+// accept up to the limit. New commits of the lock wait for it: were the withdrawn
+// ones finished by somebody else later, they would come out of order.
+func (c *Coordinator) withdraw(l *lane, req leaseclient.BeginRequest, limit time.Duration) {
 	release := l.hold(req.Commits[0].Kind)
 	c.lane(l.lockKey)
+	after := func() {
+		release()
+		c.leave(l)
+	}
 	endings := make([]leaseclient.Ending, len(req.Commits))
 	for i, cm := range req.Commits {
 		endings[i] = leaseclient.Ending{ID: cm.ID, Outcome: leaseclient.OutcomeCancelled, Attempt: req.Attempt}
 	}
-	c.ender.add(req.Ref.LockKey, endings, func() {
-		release()
-		c.leave(l)
+	started := c.goes(func() {
+		if left := limit - c.opts.Clock.Boot(); left > 0 && !wait(c.work, left) {
+			after()
+			return
+		}
+		c.ender.add(req.Ref.LockKey, endings, after)
 	})
+	if !started {
+		after()
+	}
 }
 
+// sendMargin is given up at the end of the arrival bound, for the time between the
+// last look and the arrival of the effect. It is a tenth of the bound where the
+// bound is short.
+const sendMargin = 500 * time.Millisecond
+
 // accept turns the store's word into what the adapter works with.
-func (c *Coordinator) accept(ref leaseclient.Ref, commits []leaseclient.Commit, begun *leaseclient.Begun) []*Accepted {
-	out := make([]*Accepted, len(commits))
+func (c *Coordinator) accept(req leaseclient.BeginRequest, begun *leaseclient.Begun) []*Accepted {
+	ref, out := req.Ref, make([]*Accepted, len(req.Commits))
 	open := 0
 	for i, b := range begun.Commits {
 		// Counted from when the request left: the store accepted later than
 		// that, so this cutoff is before not_after.
-		bound := min(c.opts.Bound, b.NotAfter.Sub(begun.Now))
-		out[i] = NewAccepted(commits[i], Stamp{
+		bound := min(c.opts.Bound, b.NotAfter.Sub(begun.Now)) - min(sendMargin, c.opts.Bound/10)
+		out[i] = NewAccepted(req.Commits[i], Stamp{
 			LockKey: ref.LockKey, LeaseID: ref.LeaseID, Token: ref.Token,
-			ExecutionID: ref.ExecutionID, TraceID: ref.TraceID, CommitID: commits[i].ID,
+			ExecutionID: ref.ExecutionID, TraceID: ref.TraceID, CommitID: req.Commits[i].ID,
 			AcceptedAt: b.AcceptedAt, NotAfter: b.NotAfter, ExpiresAt: b.ExpiresAt,
 		}, c.opts.Clock, begun.Sent+bound, b.Prior)
+		out[i].attempt = req.Attempt
 		if b.Prior == "" {
 			open++
 		}
@@ -318,7 +348,9 @@ func (c *Coordinator) End(a *Accepted, outcome leaseclient.Outcome) {
 		c.Abandon(a)
 		return
 	}
-	c.ender.add(a.lockKey, []leaseclient.Ending{{ID: a.Commit.ID, Outcome: outcome}}, nil)
+	// The attempt keeps a late repetition of this ending from taking out what a
+	// later attempt at the same commit id has put in.
+	c.ender.add(a.lockKey, []leaseclient.Ending{{ID: a.Commit.ID, Outcome: outcome, Attempt: a.attempt}}, nil)
 	c.addOpen(-1)
 	if c.opts.Events.Ended != nil {
 		c.opts.Events.Ended(outcome)
@@ -353,8 +385,10 @@ func (c *Coordinator) Abandon(as ...*Accepted) *Settlement {
 		n += len(at)
 		l := c.lane(key)
 		release := l.hold(as[at[0]].Commit.Kind)
+		before, done := l.next()
 		pending.Add(1)
 		finish := func() {
+			close(done)
 			release()
 			c.leave(l)
 			c.addOpen(-len(at))
@@ -362,6 +396,11 @@ func (c *Coordinator) Abandon(as ...*Accepted) *Settlement {
 		}
 		started := c.goes(func() {
 			defer finish()
+			// What was abandoned earlier is settled earlier.
+			select {
+			case <-before:
+			case <-c.work.Done():
+			}
 			c.settleOwn(key, as, at, outcomes)
 		})
 		if !started {

@@ -35,6 +35,8 @@ type ender struct {
 	queues map[string][]ending
 	busy   map[string]bool
 	ready  []string
+	// pauses spaces attempts at a lock whose last one failed.
+	pauses map[string]time.Duration
 	left   int
 	wake   chan struct{}
 	empty  chan struct{}
@@ -43,7 +45,7 @@ type ender struct {
 // newEnder starts the workers.
 func newEnder(c *Coordinator) *ender {
 	e := &ender{
-		c: c, queues: make(map[string][]ending), busy: make(map[string]bool),
+		c: c, queues: make(map[string][]ending), busy: make(map[string]bool), pauses: make(map[string]time.Duration),
 		wake: make(chan struct{}, enderWorkers), empty: make(chan struct{}),
 	}
 	for range enderWorkers {
@@ -105,6 +107,9 @@ func (e *ender) done(key string, n int) {
 		delete(e.queues, key)
 		delete(e.busy, key)
 	}
+	if n > 0 {
+		delete(e.pauses, key)
+	}
 	e.left -= n
 	if e.left == 0 {
 		close(e.empty)
@@ -120,7 +125,6 @@ func (e *ender) done(key string, n int) {
 
 // work carries endings until the coordinator ends.
 func (e *ender) work() {
-	pause := enderFirst
 	for {
 		key, batch := e.next()
 		if key == "" {
@@ -134,7 +138,6 @@ func (e *ender) work() {
 		err := e.send(key, batch)
 		switch {
 		case err == nil:
-			pause = enderFirst
 			e.done(key, len(batch))
 		case permanent(err):
 			// The request itself is at fault; repeating it would block the
@@ -144,13 +147,23 @@ func (e *ender) work() {
 			e.done(key, len(batch))
 		default:
 			e.c.failed("end commits", err)
-			if !wait(e.c.work, pause) {
-				return
-			}
-			pause = min(2*pause, enderMax)
-			e.done(key, 0)
+			e.later(key)
 		}
 	}
+}
+
+// later gives a lock back to the workers after a pause. They go on with others
+// meanwhile: one damaged lock must not hold up the rest.
+func (e *ender) later(key string) {
+	e.mu.Lock()
+	pause := min(max(2*e.pauses[key], enderFirst), enderMax)
+	e.pauses[key] = pause
+	e.mu.Unlock()
+	e.c.goes(func() {
+		if wait(e.c.work, pause) {
+			e.done(key, 0)
+		}
+	})
 }
 
 // permanent reports whether repeating an ending cannot help.

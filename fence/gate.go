@@ -56,8 +56,9 @@ type Accepted struct {
 	// cutoff is the boot time from which nothing may be sent any more.
 	cutoff time.Duration
 	clock  leaseclient.Clock
-	// lockKey says which log the entry is in.
-	lockKey string
+	// lockKey says which log the entry is in, and attempt which attempt at the
+	// commit id made it.
+	lockKey, attempt string
 	// returned is set by the first End or Abandon.
 	returned atomic.Bool
 }

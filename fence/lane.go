@@ -21,6 +21,8 @@ type lane struct {
 	// kind begin; changed is closed and renewed when a count falls.
 	held    map[leaseclient.Kind]int
 	changed chan struct{}
+	// settling is closed when the last settlement of abandoned commits is through.
+	settling chan struct{}
 	// job settles a predecessor; all Begins of the lane wait for the same one.
 	job *job
 }
@@ -98,6 +100,21 @@ func (l *lane) hold(kind leaseclient.Kind) func() {
 		close(l.changed)
 		l.changed = make(chan struct{})
 	})
+}
+
+// next queues a settlement of abandoned commits: it waits for before and closes
+// done.
+func (l *lane) next() (before <-chan struct{}, done chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	done = make(chan struct{})
+	before, l.settling = l.settling, done
+	if before == nil {
+		through := make(chan struct{})
+		close(through)
+		before = through
+	}
+	return before, done
 }
 
 // settled waits until nothing of a kind is held.

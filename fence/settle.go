@@ -169,6 +169,8 @@ type job struct {
 	token uint64
 	// waiters counts Begins; without any, a failing job ends.
 	waiters int
+	// failure is why the last step did not get on.
+	failure error
 }
 
 // settlePredecessor waits until nothing of an earlier lease is left. The work
@@ -176,18 +178,17 @@ type job struct {
 // must not start it over and over.
 func (c *Coordinator) settlePredecessor(ctx context.Context, l *lane, ref leaseclient.Ref, _ *leaseclient.UnsettledError) error {
 	l.mu.Lock()
-	j := l.job
-	if j == nil {
+	j, fresh := l.job, l.job == nil
+	if fresh {
 		j = &job{done: make(chan struct{}), token: ref.Token}
 		l.job = j
-		if !c.goes(func() { c.runJob(l, j) }) {
-			l.job = nil
-			l.mu.Unlock()
-			return errors.New("the sidecar is shutting down")
-		}
 	}
 	j.waiters++
 	l.mu.Unlock()
+	// The coordinator's lock is taken before a lane's, never after it.
+	if fresh && !c.goes(func() { c.runJob(l, j) }) {
+		l.finish(j)
+	}
 	defer func() {
 		l.mu.Lock()
 		j.waiters--
@@ -195,23 +196,29 @@ func (c *Coordinator) settlePredecessor(ctx context.Context, l *lane, ref leasec
 	}()
 	select {
 	case <-j.done:
-		return nil
+		return c.work.Err()
 	case <-ctx.Done():
-		return ctx.Err()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return errors.Join(ctx.Err(), j.failure)
 	}
+}
+
+// finish ends a job and lets its waiters go.
+func (l *lane) finish(j *job) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.job = nil
+	close(j.done)
 }
 
 // runJob settles until the store says that nothing is left.
 func (c *Coordinator) runJob(l *lane, j *job) {
 	s := c.newSettlement(l.lockKey, leaseclient.ClaimBefore)
 	defer func() {
-		l.mu.Lock()
-		l.job = nil
-		l.mu.Unlock()
-		close(j.done)
+		l.finish(j)
 		// The lane may have been kept only for this job.
-		c.lane(l.lockKey)
-		c.leave(l)
+		c.leave(c.lane(l.lockKey))
 	}()
 	pause := settleFirst
 	for {
@@ -234,6 +241,7 @@ func (c *Coordinator) runJob(l *lane, j *job) {
 		}
 		c.failed("settle a predecessor's commits", err)
 		l.mu.Lock()
+		j.failure = err
 		alone := j.waiters == 0
 		l.mu.Unlock()
 		if alone || !wait(c.work, pause) {
@@ -268,7 +276,7 @@ func (c *Coordinator) settleOwn(lockKey string, as []*Accepted, at []int, outcom
 		}
 		if err == nil {
 			pause = settleFirst
-			if len(open) > 0 && len(claimed.Entries) == 0 && claimed.Wait > 0 && !wait(c.work, min(claimed.Wait, settlePoll)) {
+			if len(open) > 0 && len(claimed.Entries) == 0 && !wait(c.work, min(max(claimed.Wait, settleFirst), settlePoll)) {
 				return
 			}
 			continue
