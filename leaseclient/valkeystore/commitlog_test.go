@@ -262,6 +262,49 @@ func TestSuccessorBeginsOnlyWhenThePredecessorIsSettled(t *testing.T) {
 	f.begin(t, b.Lease, "4")
 }
 
+func TestStaleHolderHearsThatItsLeaseIsLostBeforeAnythingElse(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "1", "2")
+	f.end(t, a.Lease, "", leaseclient.OutcomeConfirmed, "1")
+	f.release(t, a.Lease)
+	b := f.acquire(t, id, "two")
+	f.release(t, b.Lease)
+	before := f.hash(t, f.key(t, "fence", id))
+	for name, commits := range map[string][]leaseclient.Commit{
+		"fresh":                         {commit("3")},
+		"fresh beside one that ended":   {commit("1"), commit("3")},
+		"an entry of its predecessor's": {commit("2")},
+	} {
+		if _, err := f.Begin(t.Context(), beginRequest(b.Lease, commits...)); leaseclient.CodeOf(err) != leaseclient.CodeLost {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// What ended is still answered: the effect is where it is.
+	if g := f.begin(t, b.Lease, "1"); g.Commits[0].Prior != leaseclient.OutcomeConfirmed {
+		t.Errorf("%+v", g.Commits[0])
+	}
+	// The current holder settles first, also where it repeats only.
+	c := f.acquire(t, id, "three")
+	for name, commits := range map[string][]leaseclient.Commit{
+		"fresh":                         {commit("3")},
+		"an entry of its predecessor's": {commit("2")},
+		"one that ended":                {commit("1")},
+	} {
+		_, err := f.Begin(t.Context(), beginRequest(c.Lease, commits...))
+		if _, ok := errors.AsType[*leaseclient.UnsettledError](err); !ok {
+			t.Errorf("%s of the current holder: %v", name, err)
+		}
+	}
+	if got := f.logged(t, id); !reflect.DeepEqual(got, []string{"commit_2"}) {
+		t.Errorf("log %v", got)
+	}
+	if got := f.hash(t, f.key(t, "fence", id)); got["hwm"] != before["hwm"] || got["seq"] != before["seq"] {
+		t.Errorf("fence %v, want %v", got, before)
+	}
+}
+
 func TestSweepLeavesAStandingLeaseAlone(t *testing.T) {
 	f := newFixture(t)
 	id := testIdentity("a")

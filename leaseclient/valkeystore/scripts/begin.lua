@@ -41,18 +41,20 @@ for i = 1, count do
   end
 end
 
--- Entries of an earlier lease are finished before anything new begins, and a
--- repeated id among them is no exception.
-local token = tonumber(ARGV[16])
-if head and head.token < token then
-  return { 'unsettled', text(NOW), text(redis.call('ZCARD', lock('logq'))), text(math.max(0, head.not_after - NOW)) }
-end
 -- A repeated id must be the same commit of the same lease. A former holder that
 -- repeats an id which its successor has in the log would otherwise send it.
+local token = tonumber(ARGV[16])
+local current = fence and lease and lease.expires_at > NOW and lease.lease_id == ARGV[14]
+  and lease.owner_principal_id == ARGV[15] and lease.fencing_token == token and token >= fence.hwm
+local earlier = false
 for i = 1, count do
   local e, at = known[i], 24 + (i - 1) * 4
   if e and not e.outcome then
-    if e.lease_id ~= ARGV[14] then return { 'lease_lost', text(NOW) } end
+    if e.lease_id ~= ARGV[14] then
+      -- What an earlier lease left is settled first, below.
+      if not current or e.token >= token then return { 'lease_lost', text(NOW) } end
+      earlier = true
+    end
     if e.target ~= ARGV[at + 2] or (redis.call('HGET', lock('loge'), ARGV[at]) or '') ~= ARGV[at + 3] then
       return { 'idempotency_conflict', text(NOW) }
     end
@@ -62,10 +64,16 @@ end
 if fresh > 0 then
   no = late()
   if no then return no end
-  if not fence or not lease or lease.expires_at <= NOW or lease.lease_id ~= ARGV[14]
-    or lease.owner_principal_id ~= ARGV[15] or lease.fencing_token ~= token or token < fence.hwm then
-    return { 'lease_lost', text(NOW) }
-  end
+  if not current then return { 'lease_lost', text(NOW) } end
+end
+-- Entries of an earlier lease are finished before anything new begins, and a
+-- repeated id among them is no exception. Only the current holder hears of them:
+-- another one could wait for a settlement that gets it nothing.
+if current and head and head.token < token then
+  return { 'unsettled', text(NOW), text(redis.call('ZCARD', lock('logq'))), text(math.max(0, head.not_after - NOW)) }
+end
+if earlier then return corrupt('log: its entries are not in the order of their tokens') end
+if fresh > 0 then
   if token == fence.hwm and fence.hwm_lease ~= ARGV[14] then
     return corrupt('fence: the high-water mark belongs to another lease of the same token')
   end
