@@ -36,7 +36,8 @@ const (
 
 // Commit is one authoritative effect that asks to be accepted.
 type Commit struct {
-	// ID is globally unique; a repeated Begin with it finds the first one.
+	// ID is globally unique; a repeated Begin with it finds the first one, as
+	// long as kind, target and effect are the same.
 	ID string
 	// Kind says who can finish it.
 	Kind Kind
@@ -63,6 +64,8 @@ type Entry struct {
 	LeaseID     string
 	ExecutionID string
 	TraceID     string
+	// Attempt is the attempt that made the entry; empty when it named none.
+	Attempt string
 	// AcceptedAt is the linearization point; from NotAfter on nobody but a
 	// settler may send the effect; ExpiresAt is the lease's end as it stood.
 	AcceptedAt StoreTime
@@ -76,7 +79,9 @@ type BeginRequest struct {
 	Ref      Ref
 	Deadline time.Time
 	Commits  []Commit
-	// Attempt names this attempt of the caller. A withdrawal that names it
+	// Attempt names this attempt of the caller. A repetition under the same
+	// name finds what it accepted; under another name it meets an
+	// [*InFlightError] while the commit is open. A withdrawal that names it
 	// takes back no entry of another attempt at the same commit id.
 	Attempt string
 }
@@ -114,15 +119,17 @@ type UnsettledError struct {
 // Error implements error.
 func (e *UnsettledError) Error() string { return "commits of an earlier lease are not settled" }
 
-// InFlightError is returned by Begin when a commit id is in the log already and
-// another attempt put it there: whoever made that attempt sends the effect.
+// InFlightError is returned by Begin while a commit of this id is open that
+// another attempt under the same lease made. Nothing of the batch was accepted:
+// only that attempt, or a settler, may send the effect or end the commit.
 type InFlightError struct {
-	// Wait is how long until the entry may be settled by anybody.
+	// Wait is how long until nobody but a settler may send the effect; zero when
+	// that is now.
 	Wait time.Duration
 }
 
 // Error implements error.
-func (e *InFlightError) Error() string { return "commit id is used by an attempt that is under way" }
+func (e *InFlightError) Error() string { return "another attempt at this commit is in flight" }
 
 // LogFullError is returned by Begin when the lock's log is at its limit.
 type LogFullError struct {
@@ -197,7 +204,7 @@ type Claimed struct {
 
 // CommitLog is the store's half of the fence. Like [Store] it decides by the
 // store's clock, in one step each, and fails with an [*Error]. The one of Begin
-// may wrap an [*UnsettledError] or a [*LogFullError].
+// may wrap an [*UnsettledError], an [*InFlightError] or a [*LogFullError].
 type CommitLog interface {
 	// Begin accepts commits while the lease is active at the store, and
 	// raises the high-water mark. It is idempotent by commit id.

@@ -2,6 +2,9 @@ package valkeystore
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
@@ -36,7 +39,7 @@ func (s *Store) Begin(ctx context.Context, r leaseclient.BeginRequest) (*leasecl
 				millis(s.opts.Bound), strconv.Itoa(s.opts.MaxEntries), strconv.FormatInt(s.opts.MaxBytes, 10),
 				attempt, r.Ref.ExecutionID, r.Ref.TraceID, strconv.Itoa(len(r.Commits)))
 			for _, c := range r.Commits {
-				args = append(args, c.ID, string(c.Kind), c.Target, string(c.Effect))
+				args = append(args, c.ID, string(c.Kind), c.Target, string(c.Effect), commitDigest(c))
 			}
 			return args
 		},
@@ -52,6 +55,17 @@ func (s *Store) Begin(ctx context.Context, r leaseclient.BeginRequest) (*leasecl
 	case "idempotency_conflict":
 		return nil, &leaseclient.Error{
 			Code: leaseclient.CodeIdempotencyConflict, Op: op, Detail: "commit id was used for another effect",
+		}
+	case "in_flight":
+		n, err := a.numbers(1)
+		if err != nil {
+			return nil, unavailable(op, err)
+		}
+		wait := time.Duration(n[0]) * time.Millisecond
+		return nil, &leaseclient.Error{
+			Code: leaseclient.CodeOutcomeUnknown, Op: op, RetryAfter: min(max(wait, 100*time.Millisecond), time.Second),
+			Detail: "an earlier request with this id is still on its way; nothing new was accepted",
+			Err:    &leaseclient.InFlightError{Wait: wait},
 		}
 	case "unsettled":
 		n, err := a.numbers(2)
@@ -76,6 +90,17 @@ func (s *Store) Begin(ctx context.Context, r leaseclient.BeginRequest) (*leasecl
 		}
 	}
 	return nil, unknown(op, fmt.Errorf("script answered %q", a.code))
+}
+
+// commitDigest says whether two requests with one id ask for the same. The log
+// forgets the effect of a commit when it ends, so it keeps this instead.
+func commitDigest(c leaseclient.Commit) string {
+	h := sha256.New()
+	for _, part := range [...][]byte{[]byte(c.Kind), []byte(c.Target), c.Effect} {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
+		h.Write(part)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
 // validateBegin checks what the script relies on.
@@ -289,8 +314,8 @@ func (s *Store) decodeClaimed(a *answer, lockKey string) (*leaseclient.Claimed, 
 // parseEntry reads what the log keeps of a commit; see parse_entry in the
 // prelude.
 func parseEntry(id, meta, effect string) (leaseclient.Entry, error) {
-	p := strings.SplitN(meta, " ", 13)
-	if len(p) != 13 || p[0] != "1" {
+	p := strings.SplitN(meta, " ", 14)
+	if len(p) != 14 || p[0] != "1" {
 		return leaseclient.Entry{}, fmt.Errorf("%w: log: an entry is damaged", ErrCorrupt)
 	}
 	var n [6]uint64
@@ -302,10 +327,13 @@ func parseEntry(id, meta, effect string) (leaseclient.Entry, error) {
 		n[i] = v
 	}
 	e := leaseclient.Entry{
-		Commit: leaseclient.Commit{ID: id, Kind: leaseclient.Kind(p[8]), Target: p[12]},
+		Commit: leaseclient.Commit{ID: id, Kind: leaseclient.Kind(p[9]), Target: p[13]},
 		Seq:    n[0], Token: n[1],
 		AcceptedAt: leaseclient.StoreTime(n[2]), NotAfter: leaseclient.StoreTime(n[3]), ExpiresAt: leaseclient.StoreTime(n[4]),
-		LeaseID: p[9], ExecutionID: p[10], TraceID: p[11],
+		LeaseID: p[10], ExecutionID: p[11], TraceID: p[12],
+	}
+	if p[7] != noAttempt {
+		e.Attempt = p[7]
 	}
 	if effect != "" {
 		e.Effect = []byte(effect)

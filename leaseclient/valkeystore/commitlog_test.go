@@ -403,6 +403,135 @@ func TestWithdrawalSparesAnotherAttempt(t *testing.T) {
 	}
 }
 
+func TestEndedIDIsNotTakenForAnotherEffect(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "1", "2")
+	f.end(t, a.Lease, "", leaseclient.OutcomeConfirmed, "1")
+	f.end(t, a.Lease, "", leaseclient.OutcomeCancelled, "2")
+	for name, change := range map[string]func(*leaseclient.Commit){
+		"kind":   func(c *leaseclient.Commit) { c.Kind = leaseclient.KindDocument },
+		"target": func(c *leaseclient.Commit) { c.Target += "x" },
+		"effect": func(c *leaseclient.Commit) { c.Effect = append(c.Effect, 'x') },
+		// The same bytes, cut elsewhere.
+		"border": func(c *leaseclient.Commit) { c.Target, c.Effect = c.Target+string(c.Effect[:1]), c.Effect[1:] },
+	} {
+		c := commit("1")
+		change(&c)
+		if _, err := f.Begin(t.Context(), beginRequest(a.Lease, c, commit("3"))); leaseclient.CodeOf(err) != leaseclient.CodeIdempotencyConflict {
+			t.Errorf("another %s: %v", name, err)
+		}
+	}
+	if got := f.logged(t, id); len(got) != 0 {
+		t.Errorf("log %v", got)
+	}
+	if b := f.begin(t, a.Lease, "1"); b.Commits[0].Prior != leaseclient.OutcomeConfirmed {
+		t.Errorf("the same one: %+v", b.Commits[0])
+	}
+	// What was withdrawn was never done, so its id is free.
+	withdrawn := commit("2")
+	withdrawn.Effect = []byte("other")
+	if _, err := f.Begin(t.Context(), beginRequest(a.Lease, withdrawn)); err != nil {
+		t.Errorf("withdrawn: %v", err)
+	}
+	// Whose lease it was does not matter.
+	f.end(t, a.Lease, "", leaseclient.OutcomeConfirmed, "2")
+	f.release(t, a.Lease)
+	b := f.acquire(t, id, "two")
+	_, err := f.Begin(t.Context(), beginRequest(b.Lease, commit("2")))
+	wantCode(t, err, leaseclient.CodeIdempotencyConflict)
+}
+
+func TestOpenIDIsNotTakenForAnotherEffect(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	f.begin(t, a.Lease, "1")
+	before := f.hash(t, f.key(t, "logm", id))
+	for name, change := range map[string]func(*leaseclient.Commit){
+		"kind":   func(c *leaseclient.Commit) { c.Kind = leaseclient.KindDocument },
+		"target": func(c *leaseclient.Commit) { c.Target += "x" },
+		"effect": func(c *leaseclient.Commit) { c.Effect = nil },
+	} {
+		for _, attempt := range []string{"", "attempt_2"} {
+			c := commit("1")
+			change(&c)
+			r := beginRequest(a.Lease, commit("2"), c)
+			r.Attempt = attempt
+			if _, err := f.Begin(t.Context(), r); leaseclient.CodeOf(err) != leaseclient.CodeIdempotencyConflict {
+				t.Errorf("another %s of attempt %q: %v", name, attempt, err)
+			}
+		}
+	}
+	if got := f.hash(t, f.key(t, "logm", id)); !reflect.DeepEqual(got, before) {
+		t.Errorf("log %v, want %v", got, before)
+	}
+}
+
+func TestAnotherAttemptWaitsForTheOneInFlight(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	a := f.acquire(t, id, "one")
+	begin := func(attempt string, commits ...leaseclient.Commit) (*leaseclient.Begun, error) {
+		r := beginRequest(a.Lease, commits...)
+		r.Attempt = attempt
+		return f.Begin(t.Context(), r)
+	}
+	if _, err := begin("attempt_1", commit("1")); err != nil {
+		t.Fatal(err)
+	}
+	before := f.hash(t, f.key(t, "logm", id))
+	inFlight := func(attempt string) *leaseclient.InFlightError {
+		t.Helper()
+		_, err := begin(attempt, commit("2"), commit("1"))
+		wantCode(t, err, leaseclient.CodeOutcomeUnknown)
+		e, ok := errors.AsType[*leaseclient.InFlightError](err)
+		if !ok {
+			t.Fatalf("another attempt: %v", err)
+		}
+		if ra := leaseclient.AsError(err).RetryAfter; ra < 100*time.Millisecond || ra > time.Second {
+			t.Errorf("retry after %v", ra)
+		}
+		if got := f.hash(t, f.key(t, "logm", id)); len(got) != 1 {
+			t.Errorf("log %v", got)
+		}
+		return e
+	}
+	if e := inFlight("attempt_2"); e.Wait <= 0 || e.Wait > 5*time.Second {
+		t.Errorf("wait %v", e.Wait)
+	}
+	inFlight("")
+	if got := f.hash(t, f.key(t, "logm", id)); !reflect.DeepEqual(got, before) {
+		t.Errorf("log %v, want %v", got, before)
+	}
+	if b, err := begin("attempt_1", commit("1")); err != nil || !b.Commits[0].Repeated || b.Commits[0].Prior != "" {
+		t.Errorf("the same attempt: %+v %v", b, err)
+	}
+	// The end of its time does not give it to the other one: whether it was sent
+	// is for a settler to find out.
+	f.age(t, id)
+	if e := inFlight("attempt_2"); e.Wait != 0 {
+		t.Errorf("wait %v", e.Wait)
+	}
+	c := f.claim(t, a.Lease, leaseclient.ClaimOwn, "me", 0, "1")
+	if len(c.Entries) != 1 || c.Entries[0].Attempt != "attempt_1" {
+		t.Fatalf("claimed %+v", c)
+	}
+	f.end(t, a.Lease, "me", leaseclient.OutcomeConfirmed, "1")
+	b, err := begin("attempt_2", commit("2"), commit("1"))
+	if err != nil || b.Commits[0].Repeated || b.Commits[1].Prior != leaseclient.OutcomeConfirmed {
+		t.Fatalf("after its end: %+v %v", b, err)
+	}
+	// A withdrawn one is begun anew, by whoever asks.
+	if err := f.End(t.Context(), a.Lease.LockKey, "", []leaseclient.Ending{{ID: "commit_2", Outcome: leaseclient.OutcomeCancelled, Attempt: "attempt_2"}}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := begin("attempt_3", commit("2")); err != nil || b.Commits[0].Repeated {
+		t.Fatalf("after its withdrawal: %+v %v", b, err)
+	}
+}
+
 func TestLogIsBounded(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.MaxEntries, o.MaxBytes = 3, 1000 })
 	id := testIdentity("a")
@@ -490,7 +619,13 @@ func TestEndingsGoThroughWhenMemoryIsFull(t *testing.T) {
 func TestDamagedLogIsLeftAlone(t *testing.T) {
 	f := newFixture(t)
 	for name, damage := range map[string]func(id leaseclient.Identity){
-		"meta missing":   func(id leaseclient.Identity) { f.raw(t, "HDEL", f.key(t, "logm", id), "commit_1") },
+		"meta missing": func(id leaseclient.Identity) { f.raw(t, "HDEL", f.key(t, "logm", id), "commit_1") },
+		"digest malformed": func(id leaseclient.Identity) {
+			key := f.key(t, "logm", id)
+			p := strings.SplitN(f.hash(t, key)["commit_1"], " ", 14)
+			p[8] = "x"
+			f.raw(t, "HSET", key, "commit_1", strings.Join(p, " "))
+		},
 		"meta malformed": func(id leaseclient.Identity) { f.raw(t, "HSET", f.key(t, "logm", id), "commit_1", "1 x") },
 		"queue type":     func(id leaseclient.Identity) { f.raw(t, "SET", f.key(t, "logq", id), "x") },
 		"effects type":   func(id leaseclient.Identity) { f.raw(t, "SET", f.key(t, "loge", id), "x") },

@@ -4,7 +4,7 @@
 -- ARGV: 6 canonical identity, 7-13 its components, 14 lease id, 15 principal,
 --   16 token, 17 arrival bound ms, 18 maximum entries, 19 maximum bytes,
 --   20 attempt, 21 execution, 22 trace, 23 number of commits,
---   then four a commit: id, kind, target, effect
+--   then five a commit: id, kind, target, effect, digest of these three
 local no = closed()
 if no then return no end
 local fence, lease, damage = presented()
@@ -17,7 +17,7 @@ if damage then return corrupt(damage) end
 local count = tonumber(ARGV[23])
 local known, fresh, bytes = {}, 0, 0
 for i = 1, count do
-  local at = 24 + (i - 1) * 4
+  local at = 24 + (i - 1) * 5
   local id = ARGV[at]
   local meta = redis.call('HGET', lock('logm'), id)
   if meta then
@@ -25,15 +25,17 @@ for i = 1, count do
     if not known[i] then return corrupt('log: an entry is damaged') end
   else
     local ended = redis.call('HGET', lock('done'), id)
-    local outcome, seq, accepted, not_after, expires
+    local outcome, seq, accepted, not_after, expires, digest
     if ended then
-      outcome, seq, accepted, not_after, expires = string.match(ended, '^(%S+) (%d+) (%d+) (%d+) (%d+) %d+$')
+      outcome, seq, accepted, not_after, expires, digest =
+        string.match(ended, '^(%S+) (%d+) (%d+) (%d+) (%d+) %d+ (%x+)$')
       if not outcome then return corrupt('log: an ending is damaged') end
     end
     -- What was withdrawn before its effect was never done, so it may be asked
     -- for again. Every other ending is final.
     if ended and outcome ~= 'cancelled' then
-      known[i] = { seq = seq, accepted = accepted, not_after = not_after, expires = expires, outcome = outcome }
+      known[i] = { seq = seq, accepted = accepted, not_after = not_after, expires = expires, outcome = outcome,
+        digest = digest }
     else
       fresh = fresh + 1
       bytes = bytes + #ARGV[at + 2] + #ARGV[at + 3]
@@ -41,25 +43,32 @@ for i = 1, count do
   end
 end
 
--- A repeated id must be the same commit of the same lease. A former holder that
--- repeats an id which its successor has in the log would otherwise send it.
+-- A repeated id must be the same commit, and while it is open of the same lease.
+-- A former holder that repeats an id which its successor has in the log would
+-- otherwise send it.
 local token = tonumber(ARGV[16])
 local current = fence and lease and lease.expires_at > NOW and lease.lease_id == ARGV[14]
   and lease.owner_principal_id == ARGV[15] and lease.fencing_token == token and token >= fence.hwm
-local earlier = false
+local earlier, conflict, in_flight = false, false, nil
 for i = 1, count do
-  local e, at = known[i], 24 + (i - 1) * 4
-  if e and not e.outcome then
-    if e.lease_id ~= ARGV[14] then
+  local e, at = known[i], 24 + (i - 1) * 5
+  if e then
+    if e.digest ~= ARGV[at + 4] then conflict = true end
+    if e.outcome then
+      -- It ended; whose it was does not matter any more.
+    elseif e.lease_id ~= ARGV[14] then
       -- What an earlier lease left is settled first, below.
       if not current or e.token >= token then return { 'lease_lost', text(NOW) } end
       earlier = true
-    end
-    if e.target ~= ARGV[at + 2] or (redis.call('HGET', lock('loge'), ARGV[at]) or '') ~= ARGV[at + 3] then
-      return { 'idempotency_conflict', text(NOW) }
+    elseif e.attempt ~= ARGV[20] then
+      in_flight = math.max(in_flight or 0, e.not_after - NOW)
     end
   end
 end
+if conflict then return { 'idempotency_conflict', text(NOW) } end
+-- Two requests with one id may be on their way at once. Only the one that made
+-- the entry may send it, end it or withdraw it; the other would do so beside it.
+if in_flight then return { 'in_flight', text(NOW), text(in_flight) } end
 
 if fresh > 0 then
   no = late()
@@ -86,7 +95,7 @@ end
 local out = { 'begun', text(NOW) }
 local seq, not_after = fence and fence.seq or 0, NOW + tonumber(ARGV[17])
 for i = 1, count do
-  local at = 24 + (i - 1) * 4
+  local at = 24 + (i - 1) * 5
   local e = known[i]
   if e then
     local num = function(v) return type(v) == 'number' and text(v) or v end
@@ -104,7 +113,8 @@ for i = 1, count do
     redis.call('ZREM', lock('doneq'), id)
     redis.call('ZADD', lock('logq'), text(seq), id)
     redis.call('HSET', lock('logm'), id, table.concat({ '1', text(seq), text(token), text(NOW), text(not_after),
-      text(lease.expires_at), text(size), ARGV[20], ARGV[at + 1], ARGV[14], ARGV[21], ARGV[22], ARGV[at + 2] }, ' '))
+      text(lease.expires_at), text(size), ARGV[20], ARGV[at + 4], ARGV[at + 1], ARGV[14], ARGV[21], ARGV[22],
+      ARGV[at + 2] }, ' '))
     if ARGV[at + 3] ~= '' then redis.call('HSET', lock('loge'), id, ARGV[at + 3]) end
     out[#out + 1] = text(seq)
     out[#out + 1] = text(NOW)

@@ -49,7 +49,7 @@ for _, e in ipairs(entries) do
   redis.call('HDEL', lock('logm'), e.id)
   redis.call('HDEL', lock('loge'), e.id)
   redis.call('HSET', lock('done'), e.id, table.concat({ e.outcome, text(e.seq), text(e.accepted), text(e.not_after),
-    text(e.expires), text(NOW) }, ' '))
+    text(e.expires), text(NOW), e.digest }, ' '))
   redis.call('ZADD', lock('doneq'), text(NOW), e.id)
   bytes = bytes - e.bytes
 end

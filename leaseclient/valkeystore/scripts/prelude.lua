@@ -222,8 +222,9 @@ end
 -- the last, the target, may hold spaces itself.
 local function parse_entry(meta)
   local e = {}
-  e.seq, e.token, e.accepted, e.not_after, e.expires, e.bytes, e.attempt, e.kind, e.lease_id, e.execution, e.trace, e.target =
-    string.match(meta or '', '^1 (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
+  e.seq, e.token, e.accepted, e.not_after, e.expires, e.bytes, e.attempt, e.digest, e.kind, e.lease_id, e.execution,
+    e.trace, e.target =
+    string.match(meta or '', '^1 (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%x+) (%S+) (%S+) (%S+) (%S+) (.*)$')
   if not e.seq then return nil end
   for _, name in ipairs({ 'seq', 'token', 'accepted', 'not_after', 'expires', 'bytes' }) do
     e[name] = number(e[name])
