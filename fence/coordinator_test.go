@@ -129,7 +129,13 @@ func (b *bench) coordinator(t *testing.T, e Effector, sweep time.Duration) (*Coo
 // acquire grants a lease on the test's target.
 func (b *bench) acquire(t *testing.T, who string) leaseclient.Lease {
 	t.Helper()
-	id, err := leaseclient.Identity{TenantID: "t", ProgramID: "p", TargetNamespace: "n", TargetID: "x", ActorName: "a"}.Normalize()
+	return b.acquireOn(t, "x", who)
+}
+
+// acquireOn grants a lease on a target of its own.
+func (b *bench) acquireOn(t *testing.T, target, who string) leaseclient.Lease {
+	t.Helper()
+	id, err := leaseclient.Identity{TenantID: "t", ProgramID: "p", TargetNamespace: "n", TargetID: target, ActorName: "a"}.Normalize()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -452,7 +458,7 @@ func TestSweeperFinishesWhatNobodyTakes(t *testing.T) {
 	eventually(t, "acceptance is past its bound", func() bool {
 		keys := 0
 		for shard := range 2 {
-			ks, err := b.store.Unsettled(t.Context(), shard, 10)
+			ks, _, err := b.store.Unsettled(t.Context(), shard, leaseclient.UnsettledCursor{}, 10)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -502,6 +508,38 @@ func TestSweeperAfterRelease(t *testing.T) {
 	eventually(t, "everything is swept", func() bool { return len(r.settled()) >= len(want) })
 	if got := r.settled(); !slices.Equal(got, want) {
 		t.Fatalf("swept %d in another order or twice", len(got))
+	}
+}
+
+func TestLocksThatCannotBeSettledDoNotKeepTheSweeperFromOthers(t *testing.T) {
+	b := newBench(t)
+	dead, stop := b.coordinator(t, &recorder{}, -1)
+	// Two shards get more of them than one page holds, and they wait longest.
+	for i := range 2*sweepPage + 50 {
+		l := b.acquireOn(t, fmt.Sprint("stuck", i), "one")
+		begin(t, dead, l, fmt.Sprint("stuck", i))
+		b.release(t, l)
+	}
+	var want []string
+	for i := range 4 {
+		l := b.acquireOn(t, fmt.Sprint("good", i), "one")
+		want = append(want, fmt.Sprint("good", i))
+		begin(t, dead, l, want[i])
+		b.release(t, l)
+	}
+	stop()
+	r := &recorder{answer: func(e leaseclient.Entry) (leaseclient.Outcome, error) {
+		if strings.HasPrefix(e.ID, "stuck") {
+			return "", errors.New("down")
+		}
+		return leaseclient.OutcomeConfirmed, nil
+	}}
+	b.coordinator(t, r, 50*time.Millisecond)
+	eventually(t, "those that can be settled are", func() bool { return len(r.settled()) >= len(want) })
+	got := r.settled()
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("settled %v", got)
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 
 // Bounds of the sweeper.
 const (
-	// sweepLocks bounds the locks that one round takes from a shard.
-	sweepLocks = 100
+	// sweepPage is how many locks are listed at a time, and sweepLocks bounds
+	// what one round lists.
+	sweepPage  = 100
+	sweepLocks = 10_000
 	// sweepBackoff and sweepBackoffMax space attempts at a lock that failed.
 	sweepBackoff    = 2 * time.Second
 	sweepBackoffMax = time.Minute
@@ -26,6 +28,9 @@ type sweeper struct {
 	c *Coordinator
 	// failures spaces attempts, by lock.
 	failures map[string]failure
+	// resume is where the next round goes on in a shard that the last one did
+	// not get through.
+	resume map[int]leaseclient.UnsettledCursor
 }
 
 // failure is when a lock may be tried again, on the boot clock.
@@ -40,7 +45,7 @@ func sweep(ctx context.Context, c *Coordinator) {
 		<-ctx.Done()
 		return
 	}
-	s := &sweeper{c: c, failures: make(map[string]failure)}
+	s := &sweeper{c: c, failures: make(map[string]failure), resume: make(map[int]leaseclient.UnsettledCursor)}
 	for {
 		// The jitter keeps sidecars that were started together apart.
 		pause := c.opts.SweepInterval
@@ -51,7 +56,8 @@ func sweep(ctx context.Context, c *Coordinator) {
 	}
 }
 
-// round looks at every shard once.
+// round looks at every shard once. It looks at all locks of a shard, not only
+// at those that wait longest: those may be the ones that cannot be settled.
 func (s *sweeper) round(ctx context.Context) {
 	shards, err := s.c.opts.Log.Shards(ctx)
 	if err != nil {
@@ -59,18 +65,43 @@ func (s *sweeper) round(ctx context.Context) {
 		return
 	}
 	// A random start keeps several sweepers out of each other's way.
-	start := rand.N(shards)
+	start, left := rand.N(shards), sweepLocks
 	for i := range shards {
-		keys, err := s.c.opts.Log.Unsettled(ctx, (start+i)%shards, sweepLocks)
+		n, err := s.shard(ctx, (start+i)%shards, left)
 		if err != nil {
 			s.report(ctx, err)
 			return
 		}
+		if left -= n; left <= 0 || ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// shard goes through the locks of one shard, page by page, until it has seen as
+// many as it may. It returns how many it saw.
+func (s *sweeper) shard(ctx context.Context, shard, limit int) (int, error) {
+	var end leaseclient.UnsettledCursor
+	at, seen := s.resume[shard], 0
+	for {
+		keys, next, err := s.c.opts.Log.Unsettled(ctx, shard, at, min(sweepPage, limit-seen))
+		if err != nil {
+			return seen, err
+		}
 		for _, key := range keys {
 			if ctx.Err() != nil {
-				return
+				return seen, nil
 			}
 			s.lock(ctx, key)
+		}
+		seen += len(keys)
+		if next == end {
+			delete(s.resume, shard)
+			return seen, nil
+		}
+		s.resume[shard], at = next, next
+		if seen >= limit {
+			return seen, nil
 		}
 	}
 }

@@ -184,6 +184,18 @@ type ClaimRequest struct {
 	Deadline   time.Time
 }
 
+// UnsettledCursor is a place in the list of unsettled locks of one shard: the
+// last lock of a page. It stays good when that lock leaves the list.
+type UnsettledCursor struct {
+	// Since is the time by which the lock is listed, as the store writes it.
+	Since string
+	// LockKey is the lock.
+	LockKey string
+}
+
+// MaxUnsettled bounds a page of [CommitLog.Unsettled].
+const MaxUnsettled = 1000
+
 // Claimed is what a claim brought.
 type Claimed struct {
 	// Entries are to be settled in this order.
@@ -217,8 +229,12 @@ type CommitLog interface {
 	// Unclaim gives a claim up early.
 	Unclaim(ctx context.Context, lockKey, claimer string) error
 	// Unsettled lists lock keys of one shard whose oldest entry is past its
-	// not_after, at most limit.
-	Unsettled(ctx context.Context, shard, limit int) ([]string, error)
+	// not_after, the longest waiting first, at most limit and at most
+	// [MaxUnsettled]. The first page is that after the zero cursor, and next is
+	// the zero cursor when there are no more. The pages are no snapshot: a lock
+	// that changes its place in between may be missed or be there twice, one
+	// that stays where it is is there once.
+	Unsettled(ctx context.Context, shard int, after UnsettledCursor, limit int) (keys []string, next UnsettledCursor, err error)
 	// Shards is how many shards the namespace has.
 	Shards(ctx context.Context) (int, error)
 }

@@ -351,27 +351,42 @@ func (s *Store) Unclaim(ctx context.Context, lockKey, claimer string) error {
 }
 
 // Unsettled implements [leaseclient.CommitLog].
-func (s *Store) Unsettled(ctx context.Context, shard, limit int) ([]string, error) {
+func (s *Store) Unsettled(ctx context.Context, shard int, after leaseclient.UnsettledCursor, limit int) ([]string, leaseclient.UnsettledCursor, error) {
 	const op = "list unsettled"
+	var end leaseclient.UnsettledCursor
+	limit = min(max(limit, 1), leaseclient.MaxUnsettled)
+	since, digest := "-inf", ""
+	if after != end {
+		if _, err := strconv.ParseFloat(after.Since, 64); err != nil {
+			return nil, end, &leaseclient.InvalidError{Field: "after", Reason: "is not a place in the list"}
+		}
+		since, digest = after.Since, digestText(after.LockKey)
+	}
 	a, err := s.do(ctx, call{
 		op: op, script: scripts.unsettled, shard: shard,
-		args: func(*layout, int) []string { return []string{strconv.Itoa(limit)} },
+		args: func(*layout, int) []string { return []string{strconv.Itoa(limit), since, digest} },
 	})
 	if err != nil {
 		if leaseclient.CodeOf(err) == leaseclient.CodeOutcomeUnknown {
-			return nil, unavailable(op, err)
+			return nil, end, unavailable(op, err)
 		}
-		return nil, err
+		return nil, end, err
 	}
-	keys := make([]string, 0, len(a.rest))
-	for _, d := range a.rest {
-		key := leaseclient.LockKeyPrefix + d
+	if len(a.rest)%2 != 0 {
+		return nil, end, unavailable(op, errors.New("script answered with half a lock"))
+	}
+	keys := make([]string, 0, len(a.rest)/2)
+	for i := 0; i < len(a.rest); i += 2 {
+		key := leaseclient.LockKeyPrefix + a.rest[i]
 		if _, err := leaseclient.ParseLockKey(key); err != nil {
-			return nil, unavailable(op, fmt.Errorf("%w: unsettled: not a digest", ErrCorrupt))
+			return nil, end, unavailable(op, fmt.Errorf("%w: unsettled: not a digest", ErrCorrupt))
 		}
 		keys = append(keys, key)
 	}
-	return keys, nil
+	if len(keys) < limit {
+		return keys, end, nil
+	}
+	return keys, leaseclient.UnsettledCursor{Since: a.rest[len(a.rest)-1], LockKey: keys[len(keys)-1]}, nil
 }
 
 // Shards implements [leaseclient.CommitLog].

@@ -315,7 +315,7 @@ func TestSweepLeavesAStandingLeaseAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		keys, err := f.Unsettled(t.Context(), shardOf(d, 4), 10)
+		keys, _, err := f.Unsettled(t.Context(), shardOf(d, 4), leaseclient.UnsettledCursor{}, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -347,6 +347,68 @@ func TestSweepLeavesAStandingLeaseAlone(t *testing.T) {
 	if !own.Settled || own.Ended["commit_1"] != leaseclient.OutcomeConfirmed || len(own.Ended) != 1 {
 		t.Errorf("own: %+v", own)
 	}
+}
+
+func TestUnsettledLocksArePagedThrough(t *testing.T) {
+	f := newFixture(t)
+	list := fmt.Sprintf("{%s:s0}:unsettled", f.ns)
+	// Most are of one time, more than a page holds, and stand in the order of
+	// their bytes; the last is not due yet.
+	var want []string
+	for i := range 40 {
+		key := testIdentity(fmt.Sprint("l", i)).LockKey()
+		score := "1000"
+		switch {
+		case i < 3:
+			score = fmt.Sprint(500 + i)
+		case i >= 37:
+			score = fmt.Sprint(1_700_000_000_000 + i)
+		}
+		f.raw(t, "ZADD", list, score, digestText(key))
+	}
+	f.raw(t, "ZADD", list, "9000000000000000", digestText(testIdentity("later").LockKey()))
+	in, err := f.raw(t, "ZRANGE", list, "0", "39").AsStrSlice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range in {
+		want = append(want, leaseclient.LockKeyPrefix+d)
+	}
+	pages := func(size int, between func(page []string)) []string {
+		t.Helper()
+		var got []string
+		var at leaseclient.UnsettledCursor
+		for {
+			page, next, err := f.Unsettled(t.Context(), 0, at, size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(page) > size {
+				t.Fatalf("%d keys on a page of %d", len(page), size)
+			}
+			got = append(got, page...)
+			if next == (leaseclient.UnsettledCursor{}) {
+				return got
+			}
+			between(page)
+			at = next
+		}
+	}
+	for _, size := range []int{1, 7, 20, 40, 1000} {
+		if got := pages(size, func([]string) {}); !reflect.DeepEqual(got, want) {
+			t.Errorf("pages of %d: %d keys, want %d in their order", size, len(got), len(want))
+		}
+	}
+	// What was settled leaves the list, and the next page is still the next.
+	if got := pages(7, func(page []string) {
+		for _, key := range page {
+			f.raw(t, "ZREM", list, digestText(key))
+		}
+	}); !reflect.DeepEqual(got, want) {
+		t.Errorf("with settled ones taken out: %d keys, want %d in their order", len(got), len(want))
+	}
+	_, _, err = f.Unsettled(t.Context(), 0, leaseclient.UnsettledCursor{Since: "x"}, 7)
+	wantCode(t, err, leaseclient.CodeInvalid)
 }
 
 func TestClaimsRunOutAndAreGivenUp(t *testing.T) {
