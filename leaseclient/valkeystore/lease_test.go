@@ -716,3 +716,58 @@ func TestCallsEndWithTheirContext(t *testing.T) {
 	_, err := f.Renew(ctx, renewRequest(f.acquire(t, testIdentity("a"), "one").Lease))
 	wantCode(t, err, leaseclient.CodeDeadlineExceeded)
 }
+
+// busy occupies every dedicated connection until the returned function is
+// called: acquisitions whose answers do not come.
+func busy(t *testing.T, f *fixture) func() {
+	t.Helper()
+	f.raw(t, "CLIENT", "PAUSE", "60000", "WRITE")
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range maxDedicated {
+		wg.Go(func() { _, _ = f.Acquire(ctx, acquireRequest(testIdentity(fmt.Sprint("busy", i)), "one")) })
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(20 * time.Second)
+	for {
+		info, err := f.raw(t, "INFO", "clients").ToString()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(info, fmt.Sprintf("\nblocked_clients:%d\r", maxDedicated)) {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("the connections are not all occupied: %s", info)
+		}
+	}
+	return func() {
+		cancel()
+		wg.Wait()
+		f.raw(t, "CLIENT", "UNPAUSE")
+	}
+}
+
+func TestAcquireWaitsForAConnectionOnlyAsLongAsItMay(t *testing.T) {
+	f := ownServer(t)
+	id := testIdentity("a")
+	free := busy(t, f)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	sent := time.Now()
+	_, err := f.Acquire(ctx, acquireRequest(id, "one"))
+	took := time.Since(sent)
+	free()
+	// Nothing was sent, so nothing is unknown.
+	wantCode(t, err, leaseclient.CodeDeadlineExceeded)
+	if took > 2*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if f.counter(t, id) != 0 {
+		t.Error("something was granted")
+	}
+	f.acquire(t, id, "one")
+}

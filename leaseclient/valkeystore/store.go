@@ -105,6 +105,9 @@ type Store struct {
 	client  atomic.Pointer[valkey.Client]
 	closed  atomic.Bool
 	dialing chan struct{}
+	// dedicated is taken for as long as a dedicated connection is. The client
+	// library waits for one without an end, so it must never have to.
+	dedicated chan struct{}
 
 	mu     sync.Mutex
 	layout *layout
@@ -141,7 +144,7 @@ func Open(o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{opts: o, keys: keys, clientOption: co, dialing: make(chan struct{}, 1)}, nil
+	return &Store{opts: o, keys: keys, clientOption: co, dialing: make(chan struct{}, 1), dedicated: make(chan struct{}, maxDedicated)}, nil
 }
 
 // ErrCorrupt is wrapped by the error of an operation that met a record which is
@@ -248,9 +251,20 @@ func (s *Store) run(ctx context.Context, c call, l *layout) (*answer, error) {
 	}
 	keys := []string{s.keys.marker(shard)}
 
+	durable := c.durable && !s.opts.AllowVolatile
+	if durable {
+		select {
+		case s.dedicated <- struct{}{}:
+			defer func() { <-s.dedicated }()
+		case <-ctx.Done():
+			return nil, &leaseclient.Error{
+				Code: leaseclient.CodeDeadlineExceeded, Op: c.op, Err: fmt.Errorf("wait for a dedicated connection: %w", ctx.Err()),
+			}
+		}
+	}
 	sent := s.opts.Clock.Boot()
 	var res valkey.ValkeyResult
-	if !c.durable || s.opts.AllowVolatile {
+	if !durable {
 		res = c.script.lua.Exec(ctx, client, keys, args)
 	} else {
 		// The wait must be on the connection that wrote.
