@@ -52,7 +52,9 @@ func (s *scriptedLog) Claim(ctx context.Context, r leaseclient.ClaimRequest) (*l
 func (s *scriptedLog) Unclaim(context.Context, string, string) error { return nil }
 
 // Unsettled implements [leaseclient.CommitLog].
-func (s *scriptedLog) Unsettled(context.Context, int, int) ([]string, error) { return nil, nil }
+func (s *scriptedLog) Unsettled(context.Context, int, leaseclient.UnsettledCursor, int) ([]string, leaseclient.UnsettledCursor, error) {
+	return nil, leaseclient.UnsettledCursor{}, nil
+}
 
 // Shards implements [leaseclient.CommitLog].
 func (s *scriptedLog) Shards(context.Context) (int, error) { return 1, nil }
