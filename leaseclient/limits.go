@@ -25,7 +25,9 @@ const (
 )
 
 // TimePolicy is the server's policy for lease times. A request is held to it;
-// it is never widened by a request.
+// it is never widened by a request. The store counts in whole milliseconds, so
+// parts of one do not count anywhere: a lease of less would have ended when it
+// began.
 type TimePolicy struct {
 	// MinTTL is exclusive: a TTL equal to it is refused.
 	MinTTL time.Duration
@@ -59,23 +61,25 @@ func (p TimePolicy) Validate() error {
 	switch {
 	case p.MinTTL < 0:
 		return &InvalidError{Field: "minimum_ttl", Reason: "negative"}
-	case p.DefaultTTL <= p.MinTTL:
+	case p.DefaultTTL < time.Millisecond:
+		return &InvalidError{Field: "default_ttl", Reason: "below one millisecond"}
+	case p.DefaultTTL.Truncate(time.Millisecond) <= p.MinTTL:
 		return &InvalidError{Field: "default_ttl", Reason: "not above the minimum TTL"}
 	case p.MaxTTL < p.DefaultTTL:
 		return &InvalidError{Field: "maximum_ttl", Reason: "below the default TTL"}
-	case p.DefaultMaxLifetime <= 0:
-		return &InvalidError{Field: "maximum_lifetime", Reason: "not positive"}
+	case p.DefaultMaxLifetime < time.Millisecond:
+		return &InvalidError{Field: "maximum_lifetime", Reason: "below one millisecond"}
 	case p.MaxLifetimeCeiling < p.DefaultMaxLifetime:
 		return &InvalidError{Field: "maximum_lifetime_ceiling", Reason: "below the default maximum lifetime"}
-	case p.RetryWindow <= 0:
-		return &InvalidError{Field: "retry_window", Reason: "not positive"}
+	case p.RetryWindow < time.Millisecond:
+		return &InvalidError{Field: "retry_window", Reason: "below one millisecond"}
 	}
 	return nil
 }
 
 // Effective returns the TTL and the maximum lifetime that apply to a request,
-// or an [*InvalidError] when the request is outside the policy. Zero means
-// that the request named none.
+// in whole milliseconds and at least one, or an [*InvalidError] when the request
+// is outside the policy. Zero means that the request named none.
 func (p TimePolicy) Effective(ttl, maxLifetime time.Duration) (time.Duration, time.Duration, error) {
 	if ttl == 0 {
 		ttl = p.DefaultTTL
@@ -83,17 +87,20 @@ func (p TimePolicy) Effective(ttl, maxLifetime time.Duration) (time.Duration, ti
 	if maxLifetime == 0 {
 		maxLifetime = p.DefaultMaxLifetime
 	}
+	wholeTTL, wholeLife := ttl.Truncate(time.Millisecond), maxLifetime.Truncate(time.Millisecond)
 	switch {
-	case ttl <= p.MinTTL:
+	case wholeTTL < time.Millisecond:
+		return 0, 0, &InvalidError{Field: "ttl_ms", Reason: "below one millisecond"}
+	case wholeTTL <= p.MinTTL:
 		return 0, 0, &InvalidError{Field: "ttl_ms", Reason: "not above the minimum of " + p.MinTTL.String()}
 	case ttl > p.MaxTTL:
 		return 0, 0, &InvalidError{Field: "ttl_ms", Reason: "above the maximum of " + p.MaxTTL.String()}
-	case maxLifetime < 0:
-		return 0, 0, &InvalidError{Field: "maximum_lifetime_ms", Reason: "not positive"}
+	case wholeLife < time.Millisecond:
+		return 0, 0, &InvalidError{Field: "maximum_lifetime_ms", Reason: "below one millisecond"}
 	case maxLifetime > p.MaxLifetimeCeiling:
 		return 0, 0, &InvalidError{Field: "maximum_lifetime_ms", Reason: "above the ceiling of " + p.MaxLifetimeCeiling.String()}
-	case maxLifetime < ttl:
+	case wholeLife < wholeTTL:
 		return 0, 0, &InvalidError{Field: "maximum_lifetime_ms", Reason: "shorter than the TTL"}
 	}
-	return ttl, maxLifetime, nil
+	return wholeTTL, wholeLife, nil
 }

@@ -687,6 +687,43 @@ func TestPolicyBoundsTimes(t *testing.T) {
 	}
 }
 
+func TestTimesAreWholeMilliseconds(t *testing.T) {
+	p := leaseclient.DefaultTimePolicy()
+	p.MinTTL = 0
+	f := newFixture(t, func(o *Options) { o.Policy = p })
+	id := testIdentity("a")
+	for name, change := range map[string]func(*leaseclient.AcquireRequest){
+		"ttl":               func(r *leaseclient.AcquireRequest) { r.TTL = time.Millisecond - 1 },
+		"ttl and lifetime":  func(r *leaseclient.AcquireRequest) { r.TTL, r.MaxLifetime = time.Microsecond, time.Microsecond },
+		"negative ttl":      func(r *leaseclient.AcquireRequest) { r.TTL = -1 },
+		"negative lifetime": func(r *leaseclient.AcquireRequest) { r.MaxLifetime = -1 },
+	} {
+		r := acquireRequest(id, "one")
+		change(&r)
+		if _, err := f.Acquire(t.Context(), r); leaseclient.CodeOf(err) != leaseclient.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+		if f.exists(t, f.key(t, "lease", id)) || f.counter(t, id) != 0 {
+			t.Fatalf("%s: something was written", name)
+		}
+	}
+	r := acquireRequest(id, "one")
+	r.TTL, r.MaxLifetime = 2*time.Millisecond-1, 2*time.Millisecond-1
+	a, err := f.Acquire(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Lease.TTLMillis != 1 || a.Lease.MaxLifetimeMillis != 1 || a.Lease.ExpiresAt != a.Lease.AcquiredAt+1 {
+		t.Errorf("%+v", a.Lease)
+	}
+	if _, err := f.Inspect(t.Context(), leaseclient.InspectRequest{Identity: id, Deadline: soon()}); err != nil {
+		t.Errorf("inspect: %v", err)
+	}
+	if f.exists(t, f.shardKey(t, "corrupt", id)) {
+		t.Error("listed as corrupt")
+	}
+}
+
 // wireFields reads the order of fields out of the prelude.
 func wireFields(t *testing.T) []string {
 	t.Helper()
