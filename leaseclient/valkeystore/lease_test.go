@@ -333,6 +333,74 @@ func TestReleaseKeepsEvidence(t *testing.T) {
 	}
 }
 
+// ends returns when a key leaves the server by itself.
+func (f *fixture) ends(t testing.TB, key string) int64 {
+	t.Helper()
+	at, err := f.raw(t, "PEXPIRETIME", key).AsInt64()
+	if err != nil || at < 0 {
+		t.Fatalf("%s ends at %d, %v", key, at, err)
+	}
+	return at
+}
+
+func TestEvidenceOutlivesEveryResultThatPointsAtIt(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	idem := func(op, principal, request string) string {
+		return f.shardKey(t, "idem:"+requestName(op, digestText(id.LockKey()), principal, request), id)
+	}
+	r := acquireRequest(id, "one")
+	a, err := f.Acquire(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	evidence := f.shardKey(t, "lid:"+a.Lease.LeaseID, id)
+	check := func(what, result string) {
+		t.Helper()
+		if lid, res := f.ends(t, evidence), f.ends(t, result); lid < res {
+			t.Errorf("%s: the evidence ends %v before the result", what, time.Duration(res-lid)*time.Millisecond)
+		}
+	}
+	check("acquired", idem("acquire", r.Owner.PrincipalID, r.RequestID))
+	if _, err := f.Renew(t.Context(), renewRequest(a.Lease)); err != nil {
+		t.Fatal(err)
+	}
+	check("renewed", f.shardKey(t, "rnw:"+a.Lease.LeaseID, id))
+	long := f.ends(t, evidence) + 1_000_000
+	f.raw(t, "PEXPIREAT", evidence, strconv.FormatInt(long, 10))
+	if _, err := f.Renew(t.Context(), renewRequest(a.Lease)); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.ends(t, evidence); got != long {
+		t.Errorf("a renewal moved the end of the evidence from %d to %d", long, got)
+	}
+	// As if most of the lease's life had passed.
+	f.raw(t, "PEXPIRE", evidence, "60000")
+	q := releaseRequest(a.Lease)
+	if _, err := f.Release(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	check("released", idem("release", q.PrincipalID, q.RequestID))
+}
+
+func TestEvidenceThatIsMadeAnewEnds(t *testing.T) {
+	f := newFixture(t)
+	id := testIdentity("a")
+	for name, end := range map[string]func(l leaseclient.Lease){
+		"expired":  func(l leaseclient.Lease) { f.expire(t, l); f.release(t, f.acquire(t, id, "two").Lease) },
+		"released": func(l leaseclient.Lease) { f.release(t, l) },
+	} {
+		a := f.acquire(t, id, "one")
+		evidence := f.shardKey(t, "lid:"+a.Lease.LeaseID, id)
+		f.raw(t, "DEL", evidence)
+		end(a.Lease)
+		if got := f.hash(t, evidence)["state"]; got != name {
+			t.Errorf("%s: evidence of state %q", name, got)
+		}
+		f.ends(t, evidence)
+	}
+}
+
 func TestHistoryIsBounded(t *testing.T) {
 	f := newFixture(t)
 	id := testIdentity("a")

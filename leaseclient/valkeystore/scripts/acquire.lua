@@ -60,7 +60,7 @@ for i, name in ipairs(FIELDS) do
   flat[#flat + 1] = raw[i]
 end
 
-if lease then retire(lease, 'expired', lease.expires_at) end
+if lease then retire(lease, 'expired', lease.expires_at, ARGV[28]) end
 if fence then
   redis.call('HSET', lock('fence'), 'token', text(token))
 else
@@ -70,8 +70,8 @@ end
 redis.call('HSET', lock('lease'), unpack(flat))
 redis.call('PEXPIREAT', lock('lease'), text(expires + tonumber(ARGV[29])))
 redis.call('HSET', mine, unpack(flat))
-redis.call('PEXPIRE', mine, ARGV[28])
+keep(mine, ARGV[28])
 redis.call('HSET', idem, 'op', 'acquire', 'digest', ARGV[14], 'lease_id', ARGV[16], 'acquired_at', text(NOW),
   'expires_at', text(expires))
-redis.call('PEXPIRE', idem, ARGV[28])
+keep(idem, ARGV[28])
 return reply_lease({ 'lease_acquired', text(NOW), 'first', 'active' }, raw)

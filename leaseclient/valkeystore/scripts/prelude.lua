@@ -162,6 +162,14 @@ local function same(r, lease_id, principal, instance, token)
     and r.service_instance_id == instance and text(r.fencing_token) == token
 end
 
+-- keep lets a key live for so many milliseconds from now, and no shorter than it
+-- would. A result and the evidence that it points at are kept by the same
+-- reading of the clock, so that the evidence never goes first.
+local function keep(key, ms)
+  local at = NOW + tonumber(ms)
+  if redis.call('PEXPIRETIME', key) < at then redis.call('PEXPIREAT', key, text(at)) end
+end
+
 local MAX_HISTORY = 100
 local HISTORY_MS = 30 * 24 * 3600 * 1000
 
@@ -170,20 +178,22 @@ local function evidence_ok(lease_id)
   return is(lock('hist'), 'list') and is(PREFIX .. 'lid:' .. lease_id, 'hash')
 end
 
--- retire keeps the terminal evidence of a record and takes it out of force.
-local function retire(r, state, at)
+-- retire keeps the terminal evidence of a record for as long as a result may
+-- point at it, and takes the record out of force.
+local function retire(r, state, at, retention)
   local key = PREFIX .. 'lid:' .. r.lease_id
-  local flat, keep = {}, {}
+  local flat, entry = {}, {}
   for i, name in ipairs(FIELDS) do
     local v = r.raw[i]
     if name == 'state' then v = state end
     flat[#flat + 1] = name
     flat[#flat + 1] = v
-    keep[name] = v
+    entry[name] = v
   end
-  keep.ended_at = text(at)
-  redis.call('HSET', key, 'ended_at', keep.ended_at, unpack(flat))
-  redis.call('LPUSH', lock('hist'), cjson.encode(keep))
+  entry.ended_at = text(at)
+  redis.call('HSET', key, 'ended_at', entry.ended_at, unpack(flat))
+  keep(key, retention)
+  redis.call('LPUSH', lock('hist'), cjson.encode(entry))
   redis.call('LTRIM', lock('hist'), 0, MAX_HISTORY - 1)
   redis.call('PEXPIRE', lock('hist'), HISTORY_MS)
   redis.call('DEL', lock('lease'))

@@ -40,7 +40,8 @@ redis.call('HSET', lock('lease'), 'renewed_at', text(renewed), 'expires_at', tex
 redis.call('PEXPIREAT', lock('lease'), text(expires + tonumber(ARGV[21])))
 if ARGV[20] ~= '0' then
   redis.call('HSET', results, ARGV[15], ARGV[14] .. ' ' .. text(renewed) .. ' ' .. text(expires))
-  redis.call('PEXPIRE', results, ARGV[20])
+  keep(results, ARGV[20])
+  keep(PREFIX .. 'lid:' .. ARGV[16], ARGV[20])
 end
 lease.raw[17], lease.raw[18] = text(renewed), text(expires)
 return reply_lease({ 'lease_renewed', text(NOW), 'first' }, lease.raw)
