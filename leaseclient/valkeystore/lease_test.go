@@ -155,6 +155,50 @@ func TestAcquireReplayReturnsTheFirstResult(t *testing.T) {
 	}
 }
 
+func TestAcquireReplayProvesThatTheGrantIsOnDisk(t *testing.T) {
+	f := ownServer(t)
+	id := testIdentity("a")
+	// This server never says that its log is on disk.
+	f.raw(t, "CONFIG", "SET", "appendfsync", "no")
+	// Each has connections of its own, as after a connection was lost, and the
+	// last of them is used twice.
+	var stores []*Store
+	for range 2 {
+		s, err := Open(Options{URL: f.opts.URL, Namespace: f.ns})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		if err := s.Ready(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		stores = append(stores, s)
+	}
+	r := acquireRequest(id, "one")
+	for i, s := range []*Store{f.Store, stores[0], stores[1], stores[1]} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err := s.Acquire(ctx, r)
+		cancel()
+		if leaseclient.CodeOf(err) != leaseclient.CodeOutcomeUnknown {
+			t.Fatalf("attempt %d on a server that does not write to disk: %v", i, err)
+		}
+		if f.counter(t, id) != 1 {
+			t.Fatalf("attempt %d: counter %d", i, f.counter(t, id))
+		}
+	}
+	key := f.shardKey(t, "idem:"+requestName("acquire", digestText(id.LockKey()), r.Owner.PrincipalID, r.RequestID), id)
+	result, ends := f.hash(t, key), f.ends(t, key)
+	f.raw(t, "CONFIG", "SET", "appendfsync", "always")
+	a, err := stores[1].Acquire(t.Context(), r)
+	if err != nil || !a.Replayed || a.Lease.Token != 1 || a.Lease.LeaseID != result["lease_id"] {
+		t.Fatalf("once it does: %+v %v", a, err)
+	}
+	// The replay wrote, and nothing is different.
+	if got := f.hash(t, key); !reflect.DeepEqual(got, result) || f.ends(t, key) != ends {
+		t.Errorf("the first result is %v, was %v", got, result)
+	}
+}
+
 func TestAcquireReplayOfAnExpiredLease(t *testing.T) {
 	f := newFixture(t)
 	id := testIdentity("a")

@@ -155,7 +155,9 @@ func (s *Store) Ready(ctx context.Context) error {
 }
 
 // preflight looks at what the server says of itself and refuses one that may
-// forget or evict.
+// forget or evict. It cannot see "appendfsync no": INFO does not show it, and the
+// store's user has no right to read the configuration. On such a server no
+// acquisition succeeds, since it never confirms that its log is on disk.
 func (s *Store) preflight(ctx context.Context, client valkey.Client) error {
 	const op = "inspect server"
 	if s.opts.AllowVolatile {

@@ -280,8 +280,11 @@ func (s *Store) run(ctx context.Context, c call, l *layout) (*answer, error) {
 	return s.decode(c.op, res, sent)
 }
 
-// waitDurable waits until the server's own log holds everything that this
-// connection wrote.
+// waitDurable waits until the server's own log, on disk, holds everything that
+// this connection wrote. The server goes by the connection's last write: on one
+// that only read it confirms at once, and that proves nothing. So every script
+// whose answer must be durable writes, a repetition included; the log is in
+// order, and what is behind the grant in it proves the grant.
 func (s *Store) waitDurable(ctx context.Context, c valkey.DedicatedClient) error {
 	n, err := c.Do(ctx, c.B().Waitaof().Numlocal(1).Numreplicas(0).Timeout(s.opts.CallTimeout.Milliseconds()).Build()).AsIntSlice()
 	if err != nil {

@@ -24,6 +24,9 @@ if known > 0 then
   local raw
   raw, damage = evidence_of(first.lease_id)
   if damage then return corrupt(damage) end
+  -- The answer to the first one may have been lost before it was on disk. The
+  -- server waits for what this connection wrote; so the same is written again.
+  redis.call('HSET', idem, 'op', 'acquire')
   local state = state_of(first.lease_id, raw[26], lease)
   raw[17], raw[18], raw[26] = first.acquired_at, first.expires_at, 'active'
   return reply_lease({ 'lease_acquired', text(NOW), 'replayed', state }, raw)
