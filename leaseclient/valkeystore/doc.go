@@ -34,7 +34,8 @@
 //	logq:<d>        zset    commit ids by their position in the log
 //	logm:<d>        hash    what is known of each open commit
 //	loge:<d>        hash    the effect of each open commit
-//	done:<d>        hash    how commits ended; doneq:<d> orders them by time; bounded
+//	done:<d>        hash    how commits ended, and their digests; doneq:<d> orders them
+//	                        by time; bounded
 //	claim:<d>       hash    who may settle the log, and until when
 //	qtn:<d>, qte:<d> hash   quarantined commits and their effects
 //
@@ -47,6 +48,8 @@
 //     the lease's own end. Expiry events are not listened to.
 //   - A repeated request is answered from its first result before its deadline
 //     is judged: the mutation has happened, and saying otherwise would be a lie.
+//   - A commit id stands for one kind, target and effect, open or ended. What was
+//     withdrawn before its effect was sent leaves its id free.
 //   - A refusal is not remembered. Only mutations are, so that a request that
 //     met a conflict may be repeated under its id until it succeeds.
 //   - A request that was cancelled while its script was on the way is
