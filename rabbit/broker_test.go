@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,6 +42,14 @@ func (p *peer) put(b ...[]byte) {
 	p.t.Helper()
 	if _, err := p.Write(bytes.Join(b, nil)); err != nil {
 		p.t.Errorf("write: %v", err)
+	}
+}
+
+// reply writes frames unless the test has ended meanwhile: what a broker answers
+// by itself races with the end of the connection.
+func (p *peer) reply(b ...[]byte) {
+	if _, err := p.Write(bytes.Join(b, nil)); err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+		p.t.Errorf("answer: %v", err)
 	}
 }
 
@@ -194,9 +204,9 @@ func (s *scripted) greet(b *peer, o script) {
 		b.reads(&s.group, func(f wire.Frame) {
 			switch {
 			case f.Method() == wire.ChannelOpen:
-				b.put(wire.AppendMethod(nil, f.Channel(), wire.ChannelOpenOK, []byte{0, 0, 0, 0}))
+				b.reply(wire.AppendMethod(nil, f.Channel(), wire.ChannelOpenOK, []byte{0, 0, 0, 0}))
 			case f.Method() == wire.ConfirmSelect && !wire.NoWait(f.Payload()):
-				b.put(wire.AppendMethod(nil, f.Channel(), wire.ConfirmSelectOK, nil))
+				b.reply(wire.AppendMethod(nil, f.Channel(), wire.ConfirmSelectOK, nil))
 			}
 		})
 	}
