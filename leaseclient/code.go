@@ -20,6 +20,9 @@ const (
 	CodeInspected Code = "lease_inspected"
 	CodeListed    Code = "lease_listed"
 	CodeRevoked   Code = "lease_revoked"
+	// CodeAdopted is the sidecar's own: a lease of a dispatch envelope is the
+	// current one.
+	CodeAdopted Code = "lease_adopted"
 
 	CodeInvalid             Code = "invalid_lease_request"
 	CodeInvalidCredential   Code = "invalid_credential"
@@ -93,6 +96,7 @@ var codeTable = []CodeInfo{
 	{CodeInspected, http.StatusOK, false, AuditAccepted, "Target lease inspected"},
 	{CodeListed, http.StatusOK, false, AuditAccepted, "Target leases listed"},
 	{CodeRevoked, http.StatusOK, false, AuditAccepted, "Target lease revoked"},
+	{CodeAdopted, http.StatusOK, false, AuditAccepted, "Target lease adopted"},
 	{CodeInvalid, http.StatusBadRequest, false, AuditDenied, "Request is malformed"},
 	{CodeInvalidCredential, http.StatusUnauthorized, false, AuditDenied, "Credential is not valid"},
 	{CodeAccessDenied, http.StatusForbidden, false, AuditDenied, "Access is denied"},

@@ -79,6 +79,18 @@ func (id Identity) Normalize() (Identity, error) {
 	return id, nil
 }
 
+// validate wants an identity that is canonical already.
+func (id Identity) validate() error {
+	n, err := id.Normalize()
+	if err != nil {
+		return err
+	}
+	if n != id {
+		return &InvalidError{Field: "lock_identity", Reason: "not in canonical form"}
+	}
+	return nil
+}
+
 // maxRawComponent bounds the work done before the real limit can be judged:
 // white space may be trimmed and composition shortens a text.
 const maxRawComponent = 8 * MaxIdentifierBytes

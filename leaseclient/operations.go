@@ -163,8 +163,8 @@ type Notice struct {
 	State State
 	// Forced tells a force-release from a release by the holder.
 	Forced bool
-	// Gap says that notices may have been missed: the subscription was broken
-	// and stands again. All other members are empty then.
+	// Gap says that notices may have been missed: the subscription stands
+	// again. All other members are empty then.
 	Gap bool
 }
 
@@ -173,6 +173,7 @@ type Notice struct {
 type Watcher interface {
 	// Watch calls f for every notice, from one goroutine, until ctx ends, and
 	// returns then. It subscribes anew by itself, with a pause that grows, and
-	// reports a [Notice] with Gap each time it stands again.
+	// reports a [Notice] with Gap each time it stands, the first included:
+	// what was sent before was missed.
 	Watch(ctx context.Context, f func(Notice)) error
 }

@@ -63,9 +63,11 @@ type ReleaseRequest struct {
 	Token       uint64
 }
 
-// InspectRequest reads the current record of an identity.
+// InspectRequest reads a record by its identity or by its lease id; exactly one
+// of them is set.
 type InspectRequest struct {
 	Identity Identity
+	LeaseID  string
 	Deadline time.Time
 }
 
@@ -99,10 +101,7 @@ func (c Call) validate() error {
 	if err := ValidateIdentifier("request_id", c.RequestID); err != nil {
 		return err
 	}
-	if c.Deadline.IsZero() {
-		return &InvalidError{Field: "deadline_at", Reason: "missing"}
-	}
-	return nil
+	return validateDeadline(c.Deadline)
 }
 
 // validateExact checks the tuple that renewal and release compare.
@@ -110,24 +109,15 @@ func validateExact(c Call, id Identity, leaseID, principal, instance string, tok
 	if err := c.validate(); err != nil {
 		return err
 	}
-	if n, err := id.Normalize(); err != nil {
+	if err := id.validate(); err != nil {
 		return err
-	} else if n != id {
-		return &InvalidError{Field: "lock_identity", Reason: "not in canonical form"}
 	}
-	for _, f := range [...]struct{ name, value string }{
-		{"lease_id", leaseID},
-		{"owner_principal_id", principal},
-		{"service_instance_id", instance},
-	} {
-		if err := ValidateIdentifier(f.name, f.value); err != nil {
-			return err
-		}
+	if err := validateIdentifiers(
+		named{"lease_id", leaseID}, named{"owner_principal_id", principal}, named{"service_instance_id", instance},
+	); err != nil {
+		return err
 	}
-	if token == 0 || token > MaxToken {
-		return &InvalidError{Field: "fencing_token", Reason: "out of range"}
-	}
-	return nil
+	return validateToken(token)
 }
 
 // Validate checks the request's form; the store decides everything else.
@@ -146,26 +136,173 @@ func (r AcquireRequest) Validate() error {
 	if err := r.Call.validate(); err != nil {
 		return err
 	}
-	if n, err := r.Identity.Normalize(); err != nil {
+	if err := r.Identity.validate(); err != nil {
 		return err
-	} else if n != r.Identity {
-		return &InvalidError{Field: "lock_identity", Reason: "not in canonical form"}
 	}
-	for _, f := range [...]struct{ name, value string }{
-		{"owner_principal_id", r.Owner.PrincipalID},
-		{"owner_client_id", r.Owner.ClientID},
-		{"owner_credential_id", r.Owner.CredentialID},
-		{"service_instance_id", r.Owner.InstanceID},
-		{"execution_id", r.ExecutionID},
-		{"job_id", r.JobID},
-		{"trace_id", r.TraceID},
-	} {
+	if err := validateIdentifiers(
+		named{"owner_principal_id", r.Owner.PrincipalID}, named{"owner_client_id", r.Owner.ClientID},
+		named{"owner_credential_id", r.Owner.CredentialID}, named{"service_instance_id", r.Owner.InstanceID},
+		named{"execution_id", r.ExecutionID}, named{"job_id", r.JobID}, named{"trace_id", r.TraceID},
+	); err != nil {
+		return err
+	}
+	_, err := EncodeMetadata(r.Metadata)
+	return err
+}
+
+// Validate checks the request's form.
+func (r InspectRequest) Validate() error {
+	if err := validateDeadline(r.Deadline); err != nil {
+		return err
+	}
+	if r.LeaseID == "" {
+		return r.Identity.validate()
+	}
+	if r.Identity != (Identity{}) {
+		return &InvalidError{Field: "lease_id", Reason: "is there beside an identity; want one of them"}
+	}
+	return ValidateIdentifier("lease_id", r.LeaseID)
+}
+
+// Validate checks the request's form; the store decides everything else.
+func (r AdoptRequest) Validate() error {
+	if err := validateDeadline(r.Deadline); err != nil {
+		return err
+	}
+	if _, err := ParseLockKey(r.LockKey); err != nil {
+		return &InvalidError{Field: "lock_key", Reason: err.Error()}
+	}
+	if err := validateIdentifiers(
+		named{"lease_id", r.LeaseID}, named{"execution_id", r.ExecutionID}, named{"trace_id", r.TraceID},
+	); err != nil {
+		return err
+	}
+	if r.ExpiresAt <= 0 || r.ExpiresAt > MaxToken {
+		return &InvalidError{Field: "expires_at", Reason: "out of range"}
+	}
+	return validateToken(r.Token)
+}
+
+// Validate checks the request's form. What a store's own pages hand out as a
+// cursor is judged by the store.
+func (r ListRequest) Validate() error {
+	if err := validateDeadline(r.Deadline); err != nil {
+		return err
+	}
+	if err := validateLimit(r.Limit); err != nil {
+		return err
+	}
+	want := []named{{"tenant_id", r.TenantID}, {"program_id", r.ProgramID}}
+	switch r.By {
+	case ListByOwner:
+		if err := ValidateIdentifier("owner_principal_id", r.PrincipalID); err != nil {
+			return err
+		}
+	case ListByTarget:
+		want = append(want, named{"target_namespace", r.TargetNamespace}, named{"target_id", r.TargetID})
+	case ListByProgram:
+	default:
+		return &InvalidError{Field: "by", Reason: "want owner, target or program"}
+	}
+	for _, f := range want {
+		if v, err := normalizeComponent(f.value); err != nil {
+			return &InvalidError{Field: f.name, Reason: err.Error()}
+		} else if v != f.value {
+			return &InvalidError{Field: f.name, Reason: "not in canonical form"}
+		}
+	}
+	return nil
+}
+
+// Validate checks the request's form.
+func (r HistoryRequest) Validate() error {
+	if err := validateDeadline(r.Deadline); err != nil {
+		return err
+	}
+	if err := validateLimit(r.Limit); err != nil {
+		return err
+	}
+	return r.Identity.validate()
+}
+
+// Validate checks the request's form; whether the caller may is its edge's
+// matter.
+func (r InvalidateRequest) Validate() error {
+	if r.To != StateReleased && r.To != StateRevoked {
+		return &InvalidError{Field: "to", Reason: "want released or revoked"}
+	}
+	if err := validateExact(r.Call, r.Identity, r.LeaseID, r.Admin.PrincipalID, r.Admin.InstanceID, r.Token); err != nil {
+		return err
+	}
+	if err := validateIdentifiers(
+		named{"owner_client_id", r.Admin.ClientID}, named{"owner_credential_id", r.Admin.CredentialID},
+		named{"correlation_id", r.CorrelationID}, named{"decision_id", r.DecisionID},
+	); err != nil {
+		return err
+	}
+	if r.Reason == "" && r.Incident == "" {
+		return &InvalidError{Field: "reason", Reason: "missing; a reason or an incident_id is needed"}
+	}
+	if err := ValidateText("reason", r.Reason); err != nil {
+		return err
+	}
+	if r.Incident == "" {
+		return nil
+	}
+	return ValidateIdentifier("incident_id", r.Incident)
+}
+
+// ValidateText checks a text for people: bounded, one line, valid UTF-8. An
+// empty one is allowed.
+func ValidateText(field, value string) error {
+	switch {
+	case len(value) > MaxReasonBytes:
+		return &InvalidError{Field: field, Reason: fmt.Sprintf("longer than %d bytes", MaxReasonBytes)}
+	case !utf8.ValidString(value):
+		return &InvalidError{Field: field, Reason: "not valid UTF-8"}
+	case strings.ContainsFunc(value, unicode.IsControl):
+		return &InvalidError{Field: field, Reason: "contains a control character"}
+	case value != "" && strings.TrimSpace(value) == "":
+		return &InvalidError{Field: field, Reason: "is blank"}
+	}
+	return nil
+}
+
+// named is a value and what the caller calls it.
+type named struct{ name, value string }
+
+// validateIdentifiers checks several identifiers in turn.
+func validateIdentifiers(list ...named) error {
+	for _, f := range list {
 		if err := ValidateIdentifier(f.name, f.value); err != nil {
 			return err
 		}
 	}
-	_, err := EncodeMetadata(r.Metadata)
-	return err
+	return nil
+}
+
+// validateDeadline wants a deadline.
+func validateDeadline(t time.Time) error {
+	if t.IsZero() {
+		return &InvalidError{Field: "deadline_at", Reason: "missing"}
+	}
+	return nil
+}
+
+// validateToken wants a token that can exist.
+func validateToken(token uint64) error {
+	if token == 0 || token > MaxToken {
+		return &InvalidError{Field: "fencing_token", Reason: "out of range"}
+	}
+	return nil
+}
+
+// validateLimit wants the size of a page.
+func validateLimit(n int) error {
+	if n < 0 || n > MaxPage {
+		return &InvalidError{Field: "limit", Reason: fmt.Sprintf("must be from 1 to %d", MaxPage)}
+	}
+	return nil
 }
 
 // digestOf hashes a value's JSON. Struct order makes it deterministic, and the
@@ -205,6 +342,15 @@ func (r RenewRequest) Digest() string {
 // Digest covers every input that changes what the operation does.
 func (r ReleaseRequest) Digest() string {
 	return digestOf("release", []string{r.Identity.Canonical(), r.LeaseID, r.PrincipalID, r.InstanceID, fmt.Sprint(r.Token)})
+}
+
+// Digest covers every input that changes what the operation does, and what is
+// recorded of it.
+func (r InvalidateRequest) Digest() string {
+	return digestOf("invalidate", []string{
+		string(r.To), r.Identity.Canonical(), r.LeaseID, fmt.Sprint(r.Token),
+		r.Admin.PrincipalID, r.Reason, r.Incident,
+	})
 }
 
 // secretKey matches member names that would hold a credential.

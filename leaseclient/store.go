@@ -36,11 +36,13 @@ type Released struct {
 	Now      StoreTime
 }
 
-// Inspected is what the store holds for an identity.
+// Inspected is what the store holds for an identity or a lease id.
 type Inspected struct {
 	// Lease is the record, in state expired when its end has passed.
 	Lease Lease
 	Now   StoreTime
+	// Sent is the boot time at which the request left, as in [Acquired].
+	Sent time.Duration
 }
 
 // Store is the lease contract. Every method is one atomic step at the store,
@@ -61,6 +63,8 @@ type Store interface {
 	// Release gives back the lease of exactly this owner, instance and token;
 	// else [CodeLost]. It never touches a successor.
 	Release(ctx context.Context, r ReleaseRequest) (*Released, error)
-	// Inspect returns the current record, or [CodeNotFound].
+	// Inspect returns the record of an identity while it is active, and when
+	// its last lease ran out; or that of a lease id whatever became of it. Else
+	// [CodeNotFound].
 	Inspect(ctx context.Context, r InspectRequest) (*Inspected, error)
 }

@@ -32,7 +32,7 @@ func (s *Store) Begin(ctx context.Context, r leaseclient.BeginRequest) (*leasecl
 		attempt = noAttempt
 	}
 	a, err := s.do(ctx, call{
-		op: op, script: scripts.begin, lockKey: r.Ref.LockKey, deadline: r.Deadline,
+		op: op, script: scripts.begin, lockKey: r.Ref.LockKey, identity: r.Ref.Identity, guarded: true, deadline: r.Deadline,
 		args: func(*layout, int) []string {
 			args := append(identityArgs(r.Ref.Identity),
 				r.Ref.LeaseID, r.Ref.OwnerPrincipalID, strconv.FormatUint(r.Ref.Token, 10),
@@ -253,7 +253,7 @@ func (s *Store) Claim(ctx context.Context, r leaseclient.ClaimRequest) (*leasecl
 		r.MaxBytes = 8 << 20
 	}
 	a, err := s.do(ctx, call{
-		op: op, script: scripts.claim, lockKey: r.LockKey, deadline: r.Deadline,
+		op: op, script: scripts.claim, lockKey: r.LockKey, guarded: true, deadline: r.Deadline,
 		args: func(*layout, int) []string {
 			args := []string{
 				string(r.Mode), r.Claimer, millis(s.opts.ClaimTime), strconv.FormatUint(r.Token, 10),

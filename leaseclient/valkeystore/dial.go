@@ -119,7 +119,9 @@ func (s *Store) connect(ctx context.Context) (valkey.Client, error) {
 func (s *Store) Close() {
 	s.dialing <- struct{}{}
 	defer func() { <-s.dialing }()
-	s.closed.Store(true)
+	if !s.closed.Swap(true) {
+		close(s.done)
+	}
 	if c := s.client.Swap(nil); c != nil {
 		(*c).Close()
 	}

@@ -1,6 +1,6 @@
 // Package valkeystore keeps leases and commit logs in Valkey. It is the one
-// implementation of [leaseclient.Store] and [leaseclient.CommitLog] for
-// production.
+// implementation of [leaseclient.Store], [leaseclient.CommitLog] and the
+// interfaces beside them for production.
 //
 // # What it owns
 //
@@ -25,6 +25,8 @@
 //	marker          hash    version, generation, shards, epoch, state, history
 //	unsettled       zset    digests of locks with open commits, by the oldest not_after
 //	corrupt         hash    digests of locks that were refused as damaged, and why
+//	audit           stream  force-releases and revokes, written in their own step
+//	ix:<h>          zset    digests of active leases by owner, target or program
 //	lease:<d>       hash    the active record, 26 fields, numbers in milliseconds
 //	fence:<d>       hash    identity, counter, high-water mark, log position; never expires
 //	idem:<h>        hash    first result of an acquisition or release, by request
@@ -39,13 +41,25 @@
 //	claim:<d>       hash    who may settle the log, and until when
 //	qtn:<d>, qte:<d> hash   quarantined commits and their effects
 //
+// Leases that end before their time are told on the channel "{<namespace>}:notices".
+//
 // A lease id begins with its shard ("lease_01f_..."), so that it can be looked
 // up by itself.
 //
 // # Decisions
 //
-//   - The physical expiry of a key is reclamation only and comes a minute after
-//     the lease's own end. Expiry events are not listened to.
+//   - The physical expiry of a key is reclamation only and comes a day after the
+//     lease's own end. Expiry events are not listened to. Until then whoever comes
+//     by first, with whatever operation, moves the lease to the history as
+//     expired, in the same step, so that it is told once and stays over even if
+//     the clock goes back. One that nobody comes by for a day leaves no history.
+//   - Listings are not ordered by time but by shard and digest: that order never
+//     changes, so a page neither misses nor repeats a lease that stands all along.
+//   - The server's clock is compared with the boot clock at every answer. After
+//     it has jumped or stood still by more than a second, nothing is granted
+//     until it has run steadily for five: no acquisition, renewal, begin, adoption
+//     or claim. Release, force-release and revoke go on, since they only take
+//     away. A process that has just started has nothing to compare with.
 //   - A repeated request is answered from its first result before its deadline
 //     is judged: the mutation has happened, and saying otherwise would be a lie.
 //   - A commit id stands for one kind, target and effect, open or ended. What was

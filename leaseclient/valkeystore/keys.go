@@ -40,6 +40,10 @@ func (k keyspace) marker(shard int) string {
 	return fmt.Sprintf("{%s:s%d}:marker", k.namespace, shard)
 }
 
+// notices is the channel on which every shard of the namespace tells of leases
+// that ended before their time.
+func (k keyspace) notices() string { return "{" + k.namespace + "}:notices" }
+
 // shardOf returns the shard of a lock.
 func shardOf(digest [sha256.Size]byte, shards int) int {
 	return int(binary.BigEndian.Uint64(digest[:8]) % uint64(shards))

@@ -58,7 +58,8 @@ func (s *Store) Init(ctx context.Context, o InitOptions) (made bool, err error) 
 	}
 	for shard := o.Shards - 1; shard >= 0; shard-- {
 		args := []string{generation, strconv.Itoa(o.Shards), strconv.FormatUint(o.Epoch, 10)}
-		a, err := s.decode(op, scripts.init.lua.Exec(ctx, client, []string{s.keys.marker(shard)}, args), s.opts.Clock.Boot())
+		sent := s.opts.Clock.Boot()
+		a, err := s.decode(call{op: op}, scripts.init.lua.Exec(ctx, client, []string{s.keys.marker(shard)}, args), sent)
 		if err != nil {
 			return made, err
 		}
@@ -82,7 +83,7 @@ func (s *Store) Init(ctx context.Context, o InitOptions) (made bool, err error) 
 // one: the store's time, so that a later generation is always higher.
 func (s *Store) generation(ctx context.Context, client valkey.Client, shards int) (string, error) {
 	for shard := range shards {
-		a, err := s.decode("init", scripts.marker.lua.Exec(ctx, client, []string{s.keys.marker(shard)}, []string{"0", "0", "0"}), s.opts.Clock.Boot())
+		a, err := s.readMarker(ctx, "init", client, shard)
 		if err != nil {
 			return "", err
 		}
@@ -93,6 +94,13 @@ func (s *Store) generation(ctx context.Context, client valkey.Client, shards int
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return strconv.FormatInt(int64(s.seenTime), 10), nil
+}
+
+// readMarker runs the script that reads the marker of a shard.
+func (s *Store) readMarker(ctx context.Context, op string, client valkey.Client, shard int) (*answer, error) {
+	sent := s.opts.Clock.Boot()
+	res := scripts.marker.lua.Exec(ctx, client, []string{s.keys.marker(shard)}, []string{"0", "0", "0"})
+	return s.decode(call{op: op}, res, sent)
 }
 
 // open returns the layout of the namespace, reading it on first use and whenever
@@ -111,7 +119,7 @@ func (s *Store) open(ctx context.Context, op string) (*layout, error) {
 	if err := s.preflight(ctx, client); err != nil {
 		return nil, err
 	}
-	a, err := s.decode(op, scripts.marker.lua.Exec(ctx, client, []string{s.keys.marker(0)}, []string{"0", "0", "0"}), s.opts.Clock.Boot())
+	a, err := s.readMarker(ctx, op, client, 0)
 	if err != nil {
 		// Reading the marker changes nothing.
 		return nil, unavailable(op, err)

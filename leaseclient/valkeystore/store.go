@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +48,12 @@ type Options struct {
 	// AllowVolatile accepts a server that may forget or evict. It is for
 	// development: every guarantee ends with such a server.
 	AllowVolatile bool
+	// OnExpired, when set, is told of every lease whose end a call of this
+	// store was the first to see: once for a lease, over all clients of the
+	// namespace. OnAlert is told what does not mend itself. Both are called
+	// from the calling goroutine and must not block.
+	OnExpired func(l leaseclient.Lease)
+	OnAlert   func(a Alert)
 }
 
 // Bounds of endings that are remembered per lock.
@@ -57,8 +63,8 @@ const (
 )
 
 // reclamation is how long a record outlives its lease at the store. It is about
-// memory only.
-const reclamation = time.Minute
+// memory only; until then whoever comes by records that the lease has expired.
+const reclamation = 24 * time.Hour
 
 // withDefaults fills what was left out and refuses what cannot be.
 func (o Options) withDefaults() (Options, error) {
@@ -102,8 +108,10 @@ type Store struct {
 	keys         keyspace
 	clientOption valkey.ClientOption
 
-	client  atomic.Pointer[valkey.Client]
-	closed  atomic.Bool
+	client atomic.Pointer[valkey.Client]
+	closed atomic.Bool
+	// done is closed when the store is: a subscription waits for it.
+	done    chan struct{}
 	dialing chan struct{}
 	// dedicated is taken for as long as a dedicated connection is. The client
 	// library waits for one without an end, so it must never have to.
@@ -115,6 +123,7 @@ type Store struct {
 	// time seenBoot the store's clock showed at least seenTime.
 	seenTime leaseclient.StoreTime
 	seenBoot time.Duration
+	time     timekeeper
 }
 
 // layout is what the namespace marker says.
@@ -125,8 +134,12 @@ type layout struct {
 }
 
 var (
-	_ leaseclient.Store     = (*Store)(nil)
-	_ leaseclient.CommitLog = (*Store)(nil)
+	_ leaseclient.Store       = (*Store)(nil)
+	_ leaseclient.CommitLog   = (*Store)(nil)
+	_ leaseclient.Adopter     = (*Store)(nil)
+	_ leaseclient.Reader      = (*Store)(nil)
+	_ leaseclient.Invalidator = (*Store)(nil)
+	_ leaseclient.Watcher     = (*Store)(nil)
 )
 
 // Open validates the options. It does not connect: the first call does, and a
@@ -144,7 +157,10 @@ func Open(o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{opts: o, keys: keys, clientOption: co, dialing: make(chan struct{}, 1), dedicated: make(chan struct{}, maxDedicated)}, nil
+	return &Store{
+		opts: o, keys: keys, clientOption: co, dialing: make(chan struct{}, 1), dedicated: make(chan struct{}, maxDedicated),
+		done: make(chan struct{}),
+	}, nil
 }
 
 // ErrCorrupt is wrapped by the error of an operation that met a record which is
@@ -183,6 +199,11 @@ type call struct {
 	// lockKey decides the shard; shard does where there is no lock.
 	lockKey string
 	shard   int
+	// identity is the one that the caller presents, for alerts.
+	identity leaseclient.Identity
+	// guarded operations are refused while the server's clock is not steady:
+	// they grant something by it.
+	guarded bool
 	// deadline is the caller's; the zero value means that there is none, for
 	// operations that must go through whenever they can.
 	deadline time.Time
@@ -201,9 +222,16 @@ func (s *Store) do(ctx context.Context, c call) (*answer, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, &leaseclient.Error{Code: leaseclient.CodeDeadlineExceeded, Op: c.op, Err: err}
 		}
+		if c.guarded && s.unsteady() {
+			// Nothing else may be looking at the clock; so this does.
+			s.forgetLayout(nil)
+		}
 		l, err := s.open(ctx, c.op)
 		if err != nil {
 			return nil, err
+		}
+		if c.guarded && s.unsteady() {
+			return nil, unavailable(c.op, ErrClock)
 		}
 		a, err := s.run(ctx, c, l)
 		if err != nil {
@@ -220,7 +248,9 @@ func (s *Store) do(ctx context.Context, c call) (*answer, error) {
 			s.forgetLayout(l)
 			return nil, unavailable(c.op, errors.New(a.first()))
 		case "corrupt":
-			return nil, unavailable(c.op, fmt.Errorf("%w: %s", ErrCorrupt, a.first()))
+			err := unavailable(c.op, fmt.Errorf("%w: %s", ErrCorrupt, a.first()))
+			s.alert(c, err)
+			return nil, err
 		case "deadline_exceeded":
 			return nil, &leaseclient.Error{Code: leaseclient.CodeDeadlineExceeded, Op: c.op}
 		}
@@ -241,6 +271,8 @@ func (s *Store) run(ctx context.Context, c call, l *layout) (*answer, error) {
 			return nil, &leaseclient.InvalidError{Field: "lock_key", Reason: err.Error()}
 		}
 		shard, digest = shardOf(d, l.shards), digestText(c.lockKey)
+	} else if shard >= l.shards {
+		return nil, &leaseclient.Error{Code: leaseclient.CodeNotFound, Op: c.op}
 	}
 	args := []string{l.generation, strconv.Itoa(l.shards), s.storeDeadline(c.deadline)}
 	if c.lockKey != "" {
@@ -277,7 +309,7 @@ func (s *Store) run(ctx context.Context, c call, l *layout) (*answer, error) {
 			}
 		}
 	}
-	return s.decode(c.op, res, sent)
+	return s.decode(c, res, sent)
 }
 
 // waitDurable waits until the server's own log, on disk, holds everything that
@@ -305,7 +337,8 @@ func (a *answer) first() string {
 }
 
 // decode turns a result into an answer, or into what is known about the call.
-func (s *Store) decode(op string, res valkey.ValkeyResult, sent time.Duration) (*answer, error) {
+func (s *Store) decode(c call, res valkey.ValkeyResult, sent time.Duration) (*answer, error) {
+	op := c.op
 	values, err := res.AsStrSlice()
 	received := s.opts.Clock.Boot()
 	if err != nil {
@@ -317,13 +350,41 @@ func (s *Store) decode(op string, res valkey.ValkeyResult, sent time.Duration) (
 	if len(values) < 2 {
 		return nil, unknown(op, errors.New("script answered with too little"))
 	}
-	ms, err := strconv.ParseInt(values[1], 10, 64)
+	// Behind the time are the leases that the call was the first to see expired.
+	at, seen, _ := strings.Cut(values[1], " ")
+	ms, err := strconv.ParseInt(at, 10, 64)
 	if err != nil {
 		return nil, unknown(op, errors.New("script answered without a time"))
 	}
 	a := &answer{code: values[0], now: leaseclient.StoreTime(ms), rest: values[2:], sent: sent}
-	s.observe(a.now, received)
+	s.expired(seen)
+	if err := s.observe(a.now, sent, received); err != nil {
+		s.alert(c, err)
+		if c.guarded {
+			// What was granted was granted by a clock that is wrong.
+			return nil, unknown(op, err)
+		}
+	}
 	return a, nil
+}
+
+// expired passes on the leases that a script was the first to see expired.
+func (s *Store) expired(list string) {
+	if list == "" || s.opts.OnExpired == nil {
+		return
+	}
+	var rows [][]string
+	if err := json.Unmarshal([]byte(list), &rows); err != nil {
+		return
+	}
+	for _, row := range rows {
+		if len(row) != recordFields {
+			continue
+		}
+		if l, err := decodeLease(row); err == nil {
+			s.opts.OnExpired(*l)
+		}
+	}
 }
 
 // refusals are the answers that a server gives before it runs a script.
@@ -351,26 +412,6 @@ func nothingRan(err error) bool {
 	return refusals[class] && !containsScript(text)
 }
 
-// observe ties the two clocks together once more.
-func (s *Store) observe(now leaseclient.StoreTime, received time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.seenTime, s.seenBoot = now, received
-}
-
-// storeDeadline carries a caller's deadline over to the store's clock. It may
-// come out early by as long as an answer was under way, never late.
-func (s *Store) storeDeadline(deadline time.Time) string {
-	if deadline.IsZero() {
-		return strconv.FormatInt(leaseclient.MaxToken, 10)
-	}
-	boot := s.opts.Clock.Boot() + time.Until(deadline)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := s.seenTime.Add(boot - s.seenBoot)
-	return strconv.FormatInt(max(0, min(int64(at), leaseclient.MaxToken)), 10)
-}
-
 // identityArgs are the arguments of operations that present an identity.
 func identityArgs(id leaseclient.Identity) []string {
 	return []string{
@@ -386,224 +427,4 @@ func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(),
 // lease and the whole window in which a client may repeat itself.
 func (s *Store) retention(maxLifetime time.Duration) string {
 	return millis(maxLifetime + s.opts.Policy.RetryWindow)
-}
-
-// Acquire implements [leaseclient.Store].
-func (s *Store) Acquire(ctx context.Context, r leaseclient.AcquireRequest) (*leaseclient.Acquired, error) {
-	const op = "acquire"
-	if err := r.Validate(); err != nil {
-		return nil, err
-	}
-	ttl, life, err := s.opts.Policy.Effective(r.TTL, r.MaxLifetime)
-	if err != nil {
-		return nil, err
-	}
-	metadata, err := leaseclient.EncodeMetadata(r.Metadata)
-	if err != nil {
-		return nil, err
-	}
-	key := r.Identity.LockKey()
-	a, err := s.do(ctx, call{
-		op: op, script: scripts.acquire, lockKey: key, deadline: r.Deadline, durable: true,
-		args: func(_ *layout, shard int) []string {
-			return append(identityArgs(r.Identity),
-				r.Digest(ttl, life), requestName(op, digestText(key), r.Owner.PrincipalID, r.RequestID), newLeaseID(shard),
-				r.Owner.PrincipalID, r.Owner.ClientID, r.Owner.CredentialID, r.Owner.InstanceID,
-				millis(ttl), millis(life), r.ExecutionID, r.JobID, r.TraceID, r.RequestID, metadata,
-				s.retention(life), millis(reclamation))
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
-	switch a.code {
-	case "lease_acquired":
-		if len(a.rest) != 2+recordFields {
-			return nil, unknown(op, errors.New("script answered with another number of fields"))
-		}
-		lease, err := decodeLease(a.rest[2:])
-		if err != nil {
-			return nil, unknown(op, err)
-		}
-		return &leaseclient.Acquired{
-			Lease: *lease, Replayed: a.rest[0] == "replayed", Current: leaseclient.State(a.rest[1]), Now: a.now, Sent: a.sent,
-		}, nil
-	case "lease_conflict":
-		return nil, &leaseclient.Error{Code: leaseclient.CodeConflict, Op: op, RetryAfter: conflictRetry(a.first())}
-	case "idempotency_conflict":
-		return nil, &leaseclient.Error{Code: leaseclient.CodeIdempotencyConflict, Op: op}
-	case "exhausted":
-		return nil, unavailable(op, ErrExhausted)
-	}
-	return nil, unknown(op, fmt.Errorf("script answered %q", a.code))
-}
-
-// conflictRetry says when a refused acquisition may try again: when the lease in
-// the way would run out, but no longer than a second, since it may be released
-// at any time. The jitter keeps a crowd from coming back at once.
-func conflictRetry(remaining string) time.Duration {
-	ms, err := strconv.ParseInt(remaining, 10, 64)
-	if err != nil || ms <= 0 || ms > 1000 {
-		ms = 1000
-	}
-	return time.Duration(ms)*time.Millisecond + rand.N(250*time.Millisecond)
-}
-
-// Renew implements [leaseclient.Store].
-func (s *Store) Renew(ctx context.Context, r leaseclient.RenewRequest) (*leaseclient.Renewed, error) {
-	const op = "renew"
-	if err := r.Validate(); err != nil {
-		return nil, err
-	}
-	key := r.Identity.LockKey()
-	retention := s.retention(s.opts.Policy.MaxLifetimeCeiling)
-	if r.Once {
-		retention = "0"
-	}
-	a, err := s.do(ctx, call{
-		op: op, script: scripts.renew, lockKey: key, deadline: r.Deadline,
-		args: func(*layout, int) []string {
-			return append(identityArgs(r.Identity),
-				r.Digest(), requestName(op, digestText(key), r.PrincipalID, r.RequestID),
-				r.LeaseID, r.PrincipalID, r.InstanceID, strconv.FormatUint(r.Token, 10),
-				retention, millis(reclamation))
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
-	lease, replayed, err := s.mutated(op, "lease_renewed", a)
-	if err != nil {
-		return nil, err
-	}
-	return &leaseclient.Renewed{Lease: *lease, Replayed: replayed, Now: a.now, Sent: a.sent}, nil
-}
-
-// Release implements [leaseclient.Store].
-func (s *Store) Release(ctx context.Context, r leaseclient.ReleaseRequest) (*leaseclient.Released, error) {
-	const op = "release"
-	if err := r.Validate(); err != nil {
-		return nil, err
-	}
-	key := r.Identity.LockKey()
-	a, err := s.do(ctx, call{
-		op: op, script: scripts.release, lockKey: key, deadline: r.Deadline,
-		args: func(*layout, int) []string {
-			return append(identityArgs(r.Identity),
-				r.Digest(), requestName(op, digestText(key), r.PrincipalID, r.RequestID),
-				r.LeaseID, r.PrincipalID, r.InstanceID, strconv.FormatUint(r.Token, 10),
-				s.retention(s.opts.Policy.MaxLifetimeCeiling))
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
-	lease, replayed, err := s.mutated(op, "lease_released", a)
-	if err != nil {
-		return nil, err
-	}
-	return &leaseclient.Released{Lease: *lease, Replayed: replayed, Now: a.now}, nil
-}
-
-// mutated reads the answer of a renewal or a release.
-func (s *Store) mutated(op, success string, a *answer) (*leaseclient.Lease, bool, error) {
-	switch a.code {
-	case success:
-		if len(a.rest) != 1+recordFields {
-			return nil, false, unknown(op, errors.New("script answered with another number of fields"))
-		}
-		lease, err := decodeLease(a.rest[1:])
-		if err != nil {
-			return nil, false, unknown(op, err)
-		}
-		return lease, a.rest[0] == "replayed", nil
-	case "lease_lost":
-		return nil, false, &leaseclient.Error{Code: leaseclient.CodeLost, Op: op}
-	case "idempotency_conflict":
-		return nil, false, &leaseclient.Error{Code: leaseclient.CodeIdempotencyConflict, Op: op}
-	}
-	return nil, false, unknown(op, fmt.Errorf("script answered %q", a.code))
-}
-
-// Inspect implements [leaseclient.Store].
-func (s *Store) Inspect(ctx context.Context, r leaseclient.InspectRequest) (*leaseclient.Inspected, error) {
-	const op = "inspect"
-	if n, err := r.Identity.Normalize(); err != nil {
-		return nil, err
-	} else if n != r.Identity {
-		return nil, &leaseclient.InvalidError{Field: "lock_identity", Reason: "not in canonical form"}
-	}
-	if r.Deadline.IsZero() {
-		return nil, &leaseclient.InvalidError{Field: "deadline_at", Reason: "missing"}
-	}
-	a, err := s.do(ctx, call{
-		op: op, script: scripts.inspect, lockKey: r.Identity.LockKey(), deadline: r.Deadline,
-		args: func(*layout, int) []string { return identityArgs(r.Identity) },
-	})
-	if err != nil {
-		// A read that got no answer has changed nothing.
-		if leaseclient.CodeOf(err) == leaseclient.CodeOutcomeUnknown {
-			return nil, unavailable(op, err)
-		}
-		return nil, err
-	}
-	switch a.code {
-	case "lease_inspected":
-		if len(a.rest) != recordFields {
-			return nil, unavailable(op, errors.New("script answered with another number of fields"))
-		}
-		lease, err := decodeLease(a.rest)
-		if err != nil {
-			return nil, unavailable(op, err)
-		}
-		return &leaseclient.Inspected{Lease: *lease, Now: a.now}, nil
-	case "lease_not_found":
-		return nil, &leaseclient.Error{Code: leaseclient.CodeNotFound, Op: op}
-	}
-	return nil, unavailable(op, fmt.Errorf("script answered %q", a.code))
-}
-
-// recordFields is how many values a record has on the wire.
-const recordFields = 26
-
-// decodeLease reads a record in wire order, the order of FIELDS in the prelude.
-func decodeLease(v []string) (*leaseclient.Lease, error) {
-	l := &leaseclient.Lease{
-		RecordVersion: leaseclient.RecordVersion,
-		LockKey:       v[1],
-		Identity: leaseclient.Identity{
-			TenantID: v[2], ProgramID: v[3], TargetNamespace: v[4], TargetID: v[5],
-			ActorName: v[6], WorkflowName: v[7], OperationClass: v[8],
-		},
-		LeaseID:     v[9],
-		Owner:       leaseclient.Owner{PrincipalID: v[10], ClientID: v[11], CredentialID: v[12], InstanceID: v[13]},
-		ExecutionID: v[20], JobID: v[21], TraceID: v[22], RequestID: v[23],
-		State: leaseclient.State(v[25]),
-	}
-	if v[0] != strconv.Itoa(leaseclient.RecordVersion) {
-		return nil, errors.New("record has an unknown version")
-	}
-	var err error
-	num := func(i int) int64 {
-		n, e := strconv.ParseInt(v[i], 10, 64)
-		if e != nil || n < 0 || n > leaseclient.MaxToken {
-			err = errors.New("record holds a malformed number")
-		}
-		return n
-	}
-	l.Token = uint64(num(14))
-	l.AcquiredAt, l.RenewedAt, l.ExpiresAt = leaseclient.StoreTime(num(15)), leaseclient.StoreTime(num(16)), leaseclient.StoreTime(num(17))
-	l.TTLMillis, l.MaxLifetimeMillis = num(18), num(19)
-	if err != nil {
-		return nil, err
-	}
-	if err := json.Unmarshal([]byte(v[24]), &l.Metadata); err != nil {
-		return nil, errors.New("record holds malformed metadata")
-	}
-	switch l.State {
-	case leaseclient.StateActive, leaseclient.StateExpired, leaseclient.StateReleased, leaseclient.StateRevoked:
-	default:
-		return nil, errors.New("record has an unknown state")
-	}
-	return l, nil
 }

@@ -35,7 +35,7 @@ end
 no = late()
 if no then return no end
 
-if lease and lease.expires_at > NOW then
+if lease then
   return { 'lease_conflict', text(NOW), text(lease.expires_at - NOW) }
 end
 if not log_ok() then return corrupt('log: wrong type') end
@@ -44,7 +44,6 @@ if not fence and (redis.call('EXISTS', lock('logq'), lock('logm'), lock('hist'))
 end
 local mine = PREFIX .. 'lid:' .. ARGV[16]
 if redis.call('EXISTS', mine) ~= 0 then return corrupt('evidence: the lease id exists') end
-if lease and not evidence_ok(lease.lease_id) then return corrupt('history: wrong type') end
 
 local base = epoch * 1099511627776
 local token = math.max(fence and fence.token or 0, base) + 1
@@ -57,13 +56,13 @@ local raw = {
   ARGV[16], ARGV[17], ARGV[18], ARGV[19], ARGV[20], text(token), text(NOW), text(NOW), text(expires),
   ARGV[21], ARGV[22], ARGV[23], ARGV[24], ARGV[25], ARGV[26], ARGV[27], 'active',
 }
+if not indexes_ok(raw) then return corrupt('index: wrong type') end
 local flat = {}
 for i, name in ipairs(FIELDS) do
   flat[#flat + 1] = name
   flat[#flat + 1] = raw[i]
 end
 
-if lease then retire(lease, 'expired', lease.expires_at, ARGV[28]) end
 if fence then
   redis.call('HSET', lock('fence'), 'token', text(token))
 else
@@ -72,6 +71,7 @@ else
 end
 redis.call('HSET', lock('lease'), unpack(flat))
 redis.call('PEXPIREAT', lock('lease'), text(expires + tonumber(ARGV[29])))
+for _, name in ipairs(indexes(raw)) do redis.call('ZADD', name, '0', DIGEST) end
 redis.call('HSET', mine, unpack(flat))
 keep(mine, ARGV[28])
 redis.call('HSET', idem, 'op', 'acquire', 'digest', ARGV[14], 'lease_id', ARGV[16], 'acquired_at', text(NOW),

@@ -47,7 +47,7 @@ end
 -- A former holder that repeats an id which its successor has in the log would
 -- otherwise send it.
 local token = tonumber(ARGV[16])
-local current = fence and lease and lease.expires_at > NOW and lease.lease_id == ARGV[14]
+local holds = fence and lease and lease.lease_id == ARGV[14]
   and lease.owner_principal_id == ARGV[15] and lease.fencing_token == token and token >= fence.hwm
 local earlier, conflict, in_flight = false, false, nil
 for i = 1, count do
@@ -58,7 +58,7 @@ for i = 1, count do
       -- It ended; whose it was does not matter any more.
     elseif e.lease_id ~= ARGV[14] then
       -- What an earlier lease left is settled first, below.
-      if not current or e.token >= token then return { 'lease_lost', text(NOW) } end
+      if not holds or e.token >= token then return { 'lease_lost', text(NOW) } end
       earlier = true
     elseif e.attempt ~= ARGV[20] then
       in_flight = math.max(in_flight or 0, e.not_after - NOW)
@@ -73,12 +73,12 @@ if in_flight then return { 'in_flight', text(NOW), text(in_flight) } end
 if fresh > 0 then
   no = late()
   if no then return no end
-  if not current then return { 'lease_lost', text(NOW) } end
+  if not holds then return { 'lease_lost', text(NOW) } end
 end
 -- Entries of an earlier lease are finished before anything new begins, and a
 -- repeated id among them is no exception. Only the current holder hears of them:
 -- another one could wait for a settlement that gets it nothing.
-if current and head and head.token < token then
+if holds and head and head.token < token then
   return { 'unsettled', text(NOW), text(redis.call('ZCARD', lock('logq'))), text(math.max(0, head.not_after - NOW)) }
 end
 if earlier then return corrupt('log: its entries are not in the order of their tokens') end

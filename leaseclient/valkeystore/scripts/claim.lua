@@ -6,10 +6,7 @@ local no = closed()
 if no then return no end
 no = late()
 if no then return no end
-local fence, damage = load_fence(nil)
-if damage then return corrupt(damage) end
-local lease
-lease, damage = load_lease(fence, nil)
+local fence, lease, damage = current()
 if damage then return corrupt(damage) end
 if not log_ok() then return corrupt('log: wrong type') end
 local head
@@ -52,7 +49,7 @@ elseif not head or (mode == 'before' and head.token >= tonumber(ARGV[9])) then
 end
 
 -- The sweeper leaves a lease alone that still stands: its own sidecar finishes.
-if mode == 'sweep' and lease and lease.expires_at > NOW and lease.lease_id == head.lease_id then
+if mode == 'sweep' and lease and lease.lease_id == head.lease_id then
   redis.call('ZADD', PREFIX .. 'unsettled', text(lease.expires_at), DIGEST)
   return answer(lease.expires_at - NOW, 'open', {}, ended)
 end

@@ -17,6 +17,7 @@ local PREFIX = string.sub(KEYS[1], 1, -7)
 local clock = redis.call('TIME')
 local NOW = tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000)
 local MAX_NUMBER = 9007199254740991
+local LOCK_PREFIX = 'starintel:target-lease:v1:'
 
 local GENERATION, SHARDS, DEADLINE = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local DIGEST, LOCK_KEY = ARGV[4], ARGV[5]
@@ -170,17 +171,54 @@ local function keep(key, ms)
   if redis.call('PEXPIRETIME', key) < at then redis.call('PEXPIREAT', key, text(at)) end
 end
 
-local MAX_HISTORY = 100
-local HISTORY_MS = 30 * 24 * 3600 * 1000
+local DAY_MS = 24 * 3600 * 1000
 
--- evidence_ok reports whether retire() will be able to write.
-local function evidence_ok(lease_id)
-  return is(lock('hist'), 'list') and is(PREFIX .. 'lid:' .. lease_id, 'hash')
+-- Active leases are listed by owner, by target and by program, each within one
+-- tenant and program. An index holds digests only, all with the score 0, so that
+-- its order never changes; every row is judged by its record when it is read.
+local function index_of(kind, parts)
+  local s = kind
+  for _, v in ipairs(parts) do s = s .. ' ' .. #v .. ':' .. v end
+  return PREFIX .. 'ix:' .. redis.sha1hex(s)
 end
 
--- retire keeps the terminal evidence of a record for as long as a result may
--- point at it, and takes the record out of force.
-local function retire(r, state, at, retention)
+-- indexes names the indexes of a record in wire order.
+local function indexes(raw)
+  return {
+    index_of('owner', { raw[3], raw[4], raw[11] }),
+    index_of('target', { raw[3], raw[4], raw[5], raw[6] }),
+    index_of('program', { raw[3], raw[4] }),
+  }
+end
+
+-- indexes_ok reports whether they can be written.
+local function indexes_ok(raw)
+  for _, key in ipairs(indexes(raw)) do
+    if not is(key, 'zset') then return false end
+  end
+  return true
+end
+
+-- notify tells everybody who watches that a lease has ended before its time. A
+-- notice that cannot be sent is no failure: nothing depends on it.
+local function notify(what, r)
+  local channel = string.match(PREFIX, '^({.*):s%d+}:$') .. '}:notices'
+  redis.pcall('PUBLISH', channel, table.concat({ '1', what, LOCK_KEY, r.lease_id, text(r.fencing_token) }, ' '))
+end
+
+local MAX_HISTORY = 100
+local HISTORY_MS = 30 * DAY_MS
+
+-- retirable reports whether retire() will be able to write.
+local function retirable(r)
+  return is(lock('hist'), 'list') and is(PREFIX .. 'lid:' .. r.lease_id, 'hash') and indexes_ok(r.raw)
+end
+
+-- retire keeps the terminal evidence of a record and takes the record out of
+-- force. The evidence is kept for as long as a result may point at it: so many
+-- milliseconds from now, or, without a number, as long as it is kept already.
+-- The last argument holds more members of the history entry.
+local function retire(r, state, at, retention, more)
   local key = PREFIX .. 'lid:' .. r.lease_id
   local flat, entry = {}, {}
   for i, name in ipairs(FIELDS) do
@@ -191,12 +229,34 @@ local function retire(r, state, at, retention)
     entry[name] = v
   end
   entry.ended_at = text(at)
+  for name, v in pairs(more or {}) do entry[name] = v end
   redis.call('HSET', key, 'ended_at', entry.ended_at, unpack(flat))
-  keep(key, retention)
+  if retention then
+    keep(key, retention)
+  elseif redis.call('PEXPIRETIME', key) < 0 then
+    keep(key, DAY_MS)
+  end
   redis.call('LPUSH', lock('hist'), cjson.encode(entry))
   redis.call('LTRIM', lock('hist'), 0, MAX_HISTORY - 1)
   redis.call('PEXPIRE', lock('hist'), HISTORY_MS)
+  for _, name in ipairs(indexes(r.raw)) do redis.call('ZREM', name, DIGEST) end
   redis.call('DEL', lock('lease'))
+end
+
+-- Leases whose end this call was the first to see, in wire order. They go out
+-- with the answer, so that exactly one client reports each of them.
+local SEEN = {}
+
+-- over retires a lease that has run out, so that it stays over even if the clock
+-- goes back. It returns what is left of it: the lease while it is active, nil
+-- afterwards; and a text when its end cannot be recorded.
+local function over(r)
+  if not r or r.expires_at > NOW then return r end
+  if not retirable(r) then return nil, 'history, evidence or index: wrong type' end
+  retire(r, 'expired', r.expires_at)
+  r.raw[26] = 'expired'
+  SEEN[#SEEN + 1] = r.raw
+  return nil
 end
 
 -- evidence_of reads the evidence of a lease, in wire order, for an answer to a
@@ -243,15 +303,21 @@ local function parse_entry(meta)
   return e
 end
 
--- presented reads the fence and the active record of the identity that the
--- caller presents. The third result is what is wrong with one of them.
-local function presented()
-  local fence, damage = load_fence(ARGV[6])
+-- current reads the fence and the active lease of the lock; one that has run
+-- out is recorded as expired and is not active. The third result is what is
+-- wrong with one of them.
+local function current(canonical, identity_at)
+  local fence, damage = load_fence(canonical)
   if damage then return nil, nil, damage end
   local lease
-  lease, damage = load_lease(fence, 7)
+  lease, damage = load_lease(fence, identity_at)
+  if damage then return nil, nil, damage end
+  lease, damage = over(lease)
   return fence, lease, damage
 end
+
+-- presented does the same for the identity that the caller presents.
+local function presented() return current(ARGV[6], 7) end
 
 -- log_ok reports whether the keys of the log have their types.
 local function log_ok()

@@ -26,14 +26,15 @@ end
 no = late()
 if no then return no end
 if not same(lease, ARGV[16], ARGV[17], ARGV[18], ARGV[19]) then return { 'lease_lost', text(NOW) } end
-if not evidence_ok(lease.lease_id) then return corrupt('history: wrong type') end
+if not retirable(lease) then return corrupt('history: wrong type') end
 
-retire(lease, 'released', NOW, ARGV[20])
+retire(lease, 'released', NOW, ARGV[20], { ended_by = ARGV[17] })
 -- What the holder left behind may be swept as soon as it is old enough, not only
 -- when the lease would have run out.
 local head = log_ok() and oldest()
 if head then redis.call('ZADD', PREFIX .. 'unsettled', text(head.not_after), DIGEST) end
 redis.call('HSET', idem, 'op', 'release', 'digest', ARGV[14], 'lease_id', ARGV[16])
 keep(idem, ARGV[20])
+notify('released', lease)
 lease.raw[26] = 'released'
 return reply_lease({ 'lease_released', text(NOW), 'first' }, lease.raw)
