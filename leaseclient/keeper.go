@@ -18,6 +18,9 @@ const (
 	// retryFirst and retryMax bound the pause after a failed renewal.
 	retryFirst = 100 * time.Millisecond
 	retryMax   = 2 * time.Second
+	// maxGapSpread bounds how long a keeper waits before it asks the store what
+	// it may have missed.
+	maxGapSpread = time.Second
 )
 
 // Margin is the safety margin of a TTL: a tenth of it, at least half a second,
@@ -35,6 +38,11 @@ type KeeperOptions struct {
 	// Acquired is the grant. A replayed one is taken over too: its end is
 	// counted from what the store said now.
 	Acquired *Acquired
+	// Adopted says that the lease is another process's: it is looked at by its
+	// lease id instead of being renewed, and not released.
+	Adopted bool
+	// Notices, when set, tell the keeper at once that its lease was taken.
+	Notices *Notices
 	// OnRenewed and OnFailed, when set, are told about every renewal. They are
 	// called from the keeper's own goroutine and must not block.
 	OnRenewed func(l Lease)
@@ -51,6 +59,7 @@ type Keeper struct {
 	stop context.CancelFunc
 	done chan struct{}
 	lost chan struct{}
+	sub  *subscription
 
 	// releasing keeps renewals away while a release is on its way: the script
 	// would refuse one of the two, and the wrong reason would be told.
@@ -79,6 +88,8 @@ func StartKeeper(ctx context.Context, o KeeperOptions) *Keeper {
 		lease: o.Acquired.Lease,
 		end:   localEnd(o.Acquired.Lease.ExpiresAt, o.Acquired.Now, o.Acquired.Sent),
 	}
+	// Subscribed before the keeper is known to anybody.
+	k.sub = o.Notices.subscribe(k.lease.LockKey)
 	go k.run(ctx)
 	return k
 }
@@ -129,6 +140,9 @@ func (k *Keeper) Wait() { <-k.done }
 // [LossReleased], before the request leaves: from then on nobody should rely on
 // it. A lease that is not this owner's any more is an [*Error] with [CodeLost].
 func (k *Keeper) Release(ctx context.Context, call Call) (*Released, error) {
+	if k.opts.Adopted {
+		return nil, adoptedOnly("release")
+	}
 	k.Stop(LossReleased)
 	k.releasing.Lock()
 	defer k.releasing.Unlock()
@@ -142,6 +156,9 @@ func (k *Keeper) Release(ctx context.Context, call Call) (*Released, error) {
 // Renew extends the lease now, on a worker's wish. The keeper goes on from its
 // result. It never revives a lease that the keeper has called lost.
 func (k *Keeper) Renew(ctx context.Context, call Call) (*Renewed, error) {
+	if k.opts.Adopted {
+		return nil, adoptedOnly("renew")
+	}
 	k.releasing.Lock()
 	defer k.releasing.Unlock()
 	select {
@@ -164,6 +181,14 @@ func (k *Keeper) Renew(ctx context.Context, call Call) (*Renewed, error) {
 	return r, nil
 }
 
+// Adopted reports whether the lease is another process's.
+func (k *Keeper) Adopted() bool { return k.opts.Adopted }
+
+// adoptedOnly refuses what only the acquirer of a lease may do.
+func adoptedOnly(op string) error {
+	return &Error{Code: CodeLost, Op: op, Detail: "an adopted lease is renewed and released by the process that acquired it"}
+}
+
 // lose records the first reason and wakes everybody.
 func (k *Keeper) lose(reason LossReason, err error) {
 	k.mu.Lock()
@@ -181,6 +206,7 @@ func (k *Keeper) lose(reason LossReason, err error) {
 func (k *Keeper) run(ctx context.Context) {
 	defer close(k.done)
 	defer k.stop()
+	defer k.opts.Notices.unsubscribe(k.sub)
 	pause := retryFirst
 	var lastErr error
 	next := k.schedule()
@@ -199,7 +225,13 @@ func (k *Keeper) run(ctx context.Context) {
 			if lastErr != nil {
 				until = min(until, deadline)
 			}
-			if !sleep(ctx, min(until-now, maxSleep)) {
+			switch k.wait(ctx, min(until-now, maxSleep), l) {
+			case waitedOut:
+			case heardGap:
+				// A notice may have been missed: the store is asked, though not
+				// by every keeper in the same instant.
+				next = min(next, now+rand.N(min(maxGapSpread, l.TTL()/10)+1))
+			case ended:
 				k.lose(LossShuttingDown, ctx.Err())
 				return
 			}
@@ -255,7 +287,78 @@ func (k *Keeper) schedule() time.Duration {
 		return end
 	}
 	third := l.TTL() / 3
+	if k.opts.Adopted {
+		// Its end moves when its acquirer renews, not when it is looked at.
+		now := k.opts.Clock.Boot()
+		left := (end - Margin(l.TTL()) - now) / 2
+		return now + min(third, max(left, retryFirst)) - rand.N(retryFirst/2)
+	}
 	return end - l.TTL() + third - rand.N(third/10+1)
+}
+
+// waited is what ended a wait of the keeper.
+type waited int
+
+const (
+	waitedOut waited = iota
+	heardGap
+	ended
+)
+
+// wait sleeps until its time is over, the context ends, or a notice comes. A
+// notice that is about this lease ends the lease.
+func (k *Keeper) wait(ctx context.Context, d time.Duration, l Lease) waited {
+	t := time.NewTimer(max(d, time.Millisecond))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return waitedOut
+	case <-ctx.Done():
+		return ended
+	case <-k.sub.ready:
+	}
+	out := waitedOut
+	for _, n := range k.sub.take() {
+		switch {
+		case n.Gap:
+			out = heardGap
+		case n.LeaseID != l.LeaseID || n.Token != l.Token:
+		case n.State == StateRevoked:
+			k.lose(LossRevoked, nil)
+		case n.Forced:
+			k.lose(LossForceReleased, nil)
+		default:
+			k.lose(LossReleased, nil)
+		}
+	}
+	if ctx.Err() != nil {
+		return ended
+	}
+	return out
+}
+
+// look is the renewal of an adopted lease: it reads what its acquirer has made
+// of it.
+func (k *Keeper) look(ctx context.Context, l Lease) error {
+	in, err := k.inspect(ctx, l)
+	if CodeOf(err) == CodeNotFound {
+		return &Error{Code: CodeLost, Op: "look at adopted lease", Err: err}
+	}
+	if err != nil {
+		return err
+	}
+	switch in.Lease.State {
+	case StateActive:
+		k.extend(in.Lease, localEnd(in.Lease.ExpiresAt, in.Now, in.Sent))
+		return nil
+	case StateRevoked:
+		k.lose(LossRevoked, nil)
+	case StateReleased:
+		k.lose(LossReleased, nil)
+	default:
+		k.lose(LossExpired, nil)
+	}
+	return nil
 }
 
 // renew sends one renewal, bounded by the local end of the lease.
@@ -271,6 +374,9 @@ func (k *Keeper) renew(ctx context.Context, l Lease, end time.Duration) error {
 	wait := max(left/2, minMargin/2)
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	if k.opts.Adopted {
+		return k.look(ctx, l)
+	}
 	r, err := k.opts.Store.Renew(ctx, RenewRequest{
 		Call:     Call{RequestID: NewID("request"), Deadline: time.Now().Add(wait)},
 		Identity: l.Identity, LeaseID: l.LeaseID, PrincipalID: l.PrincipalID,
@@ -307,25 +413,17 @@ func (k *Keeper) extend(l Lease, end time.Duration) {
 // confirm asks the store whether a lease is still the current one, and returns
 // its local end.
 func (k *Keeper) confirm(ctx context.Context, l Lease) (time.Duration, error) {
-	sent := k.opts.Clock.Boot()
-	in, err := k.opts.Store.Inspect(ctx, InspectRequest{Identity: l.Identity, Deadline: time.Now().Add(minMargin)})
+	in, err := k.inspect(ctx, l)
 	if err != nil {
 		return 0, err
 	}
 	if in.Lease.LeaseID != l.LeaseID || in.Lease.Token != l.Token || in.Lease.State != StateActive {
 		return 0, &Error{Code: CodeLost, Op: "confirm renewal"}
 	}
-	return localEnd(in.Lease.ExpiresAt, in.Now, sent), nil
+	return localEnd(in.Lease.ExpiresAt, in.Now, in.Sent), nil
 }
 
-// sleep waits and reports whether the context still stands.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(max(d, time.Millisecond))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+// inspect reads the record of a lease, whatever became of it.
+func (k *Keeper) inspect(ctx context.Context, l Lease) (*Inspected, error) {
+	return k.opts.Store.Inspect(ctx, InspectRequest{LeaseID: l.LeaseID, Deadline: time.Now().Add(minMargin)})
 }

@@ -61,12 +61,14 @@ func (s *scripted) Renew(ctx context.Context, _ leaseclient.RenewRequest) (*leas
 }
 
 func (s *scripted) Inspect(context.Context, leaseclient.InspectRequest) (*leaseclient.Inspected, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.inspect != nil {
 		if err := s.inspect(); err != nil {
 			return nil, err
 		}
 	}
-	return &leaseclient.Inspected{Lease: s.lease, Now: s.now()}, nil
+	return &leaseclient.Inspected{Lease: s.lease, Now: s.now(), Sent: s.clock.Boot()}, nil
 }
 
 func (s *scripted) Release(context.Context, leaseclient.ReleaseRequest) (*leaseclient.Released, error) {

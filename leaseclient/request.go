@@ -356,6 +356,21 @@ func (r InvalidateRequest) Digest() string {
 // secretKey matches member names that would hold a credential.
 var secretKey = regexp.MustCompile(`(?i)(pass(word|wd|phrase)?$|secret|token$|api[_-]?key|authorization|credential|private[_-]?key|bearer|cookie|connection[_-]?string|dsn$)`)
 
+// secretValue matches texts that are a credential by their form: bearer and basic
+// authorization, this project's API keys, private keys, signed tokens, keys of
+// widespread services, and URLs with a password.
+var secretValue = regexp.MustCompile(strings.Join([]string{
+	`(?i:\b(bearer|basic)\s+[A-Za-z0-9._~+/-]{8,})`,
+	`\bstar_sk_v[0-9]+_`,
+	`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----`,
+	`\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.`,
+	`\b(AKIA|ASIA)[A-Z0-9]{16}\b`,
+	`\bgh[pousr]_[A-Za-z0-9]{20,}`,
+	`\bxox[abprs]-[A-Za-z0-9-]{10,}`,
+	`\bsk-[A-Za-z0-9_-]{20,}`,
+	`[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@`,
+}, "|"))
+
 // EncodeMetadata validates metadata and returns its JSON with members sorted.
 // The error is an [*InvalidError] on the field "metadata".
 func EncodeMetadata(m map[string]any) (string, error) {
@@ -408,6 +423,9 @@ func checkMetadata(v any, depth int) string {
 	case string:
 		if !utf8.ValidString(v) {
 			return "holds text that is not valid UTF-8"
+		}
+		if secretValue.MatchString(v) {
+			return "holds text that looks like a credential"
 		}
 	case nil, bool, float64, json.Number, int, int64:
 	default:
