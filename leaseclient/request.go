@@ -398,8 +398,11 @@ func EncodeMetadata(m map[string]any) (string, error) {
 
 // checkMetadata walks a metadata value and says what is not allowed in it.
 func checkMetadata(v any, depth int) string {
-	if depth > MaxMetadataDepth {
-		return fmt.Sprintf("nested deeper than %d levels", MaxMetadataDepth)
+	switch v.(type) {
+	case map[string]any, []any:
+		if depth > MaxMetadataDepth {
+			return fmt.Sprintf("nested deeper than %d levels", MaxMetadataDepth)
+		}
 	}
 	switch v := v.(type) {
 	case map[string]any:
