@@ -1,6 +1,7 @@
 package leaseclient
 
 import (
+	"errors"
 	"strings"
 	"testing"
 )
@@ -44,7 +45,7 @@ func TestMetadataIsBoundedAndHoldsNoSecrets(t *testing.T) {
 	} {
 		if s, err := EncodeMetadata(m); err == nil {
 			t.Errorf("%s: accepted as %s", name, s)
-		} else if f, ok := err.(*InvalidError); !ok || f.Field != "metadata" {
+		} else if f, ok := errors.AsType[*InvalidError](err); !ok || f.Field != "metadata" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

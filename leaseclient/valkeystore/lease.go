@@ -52,7 +52,7 @@ func (s *Store) Acquire(ctx context.Context, r leaseclient.AcquireRequest) (*lea
 			Lease: *lease, Replayed: a.rest[0] == "replayed", Current: leaseclient.State(a.rest[1]), Now: a.now, Sent: a.sent,
 		}, nil
 	case "lease_conflict":
-		return nil, &leaseclient.Error{Code: leaseclient.CodeConflict, Op: op, RetryAfter: conflictRetry(a.first())}
+		return nil, &leaseclient.Error{Code: leaseclient.CodeConflict, Op: op, RetryAfter: conflictRetry()}
 	case "idempotency_conflict":
 		return nil, &leaseclient.Error{Code: leaseclient.CodeIdempotencyConflict, Op: op}
 	case "exhausted":
@@ -63,15 +63,11 @@ func (s *Store) Acquire(ctx context.Context, r leaseclient.AcquireRequest) (*lea
 	return nil, unknown(op, fmt.Errorf("script answered %q", a.code))
 }
 
-// conflictRetry says when a refused acquisition may try again: when the lease in
-// the way would run out, but no longer than a second, since it may be released
-// at any time. The jitter keeps a crowd from coming back at once.
-func conflictRetry(remaining string) time.Duration {
-	ms, err := strconv.ParseInt(remaining, 10, 64)
-	if err != nil || ms <= 0 || ms > 1000 {
-		ms = 1000
-	}
-	return time.Duration(ms)*time.Millisecond + rand.N(250*time.Millisecond)
+// conflictRetry says when a refused acquisition may try again. It says nothing of
+// when the lease in the way ends: that is its owner's matter. The jitter keeps a
+// crowd from coming back at once.
+func conflictRetry() time.Duration {
+	return 250*time.Millisecond + rand.N(250*time.Millisecond)
 }
 
 // Renew implements [leaseclient.Store].

@@ -62,7 +62,7 @@ func TestAcquireConflictChangesNothing(t *testing.T) {
 	r := acquireRequest(id, "two")
 	_, err := f.Acquire(t.Context(), r)
 	wantCode(t, err, leaseclient.CodeConflict)
-	if ra := leaseclient.AsError(err).RetryAfter; ra <= 0 || ra > 1250*time.Millisecond {
+	if ra := leaseclient.AsError(err).RetryAfter; ra <= 0 || ra > 500*time.Millisecond {
 		t.Errorf("retry after %v", ra)
 	}
 	if got := f.hash(t, f.key(t, "lease", id)); !reflect.DeepEqual(got, before) {

@@ -294,6 +294,8 @@ func TestHistoryTellsEveryEndOnceNewestFirst(t *testing.T) {
 			if e.EndedAt != e.Lease.ExpiresAt || e.EndedBy != "" {
 				t.Errorf("entry %d: %+v", i, e)
 			}
+		case leaseclient.StateActive:
+			t.Errorf("entry %d is active", i)
 		}
 	}
 	for _, cursor := range []string{"0", "-1", "x", "9007199254740992", "01"} {
@@ -307,7 +309,7 @@ func TestHistoryTellsEveryEndOnceNewestFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := strings.Replace(last, strconv.FormatInt(int64(got[6].EndedAt), 10), strconv.FormatInt(int64(got[6].EndedAt)-31*24*3600*1000, 10), -1)
+	old := strings.ReplaceAll(last, strconv.FormatInt(int64(got[6].EndedAt), 10), strconv.FormatInt(int64(got[6].EndedAt)-31*24*3600*1000, 10))
 	if old == last {
 		t.Fatal("the entry holds no time")
 	}

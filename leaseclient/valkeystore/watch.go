@@ -89,7 +89,7 @@ func (s *Store) watchOnce(ctx context.Context, f func(leaseclient.Notice)) (stoo
 	// What was sent before it stood was missed.
 	pass(leaseclient.Notice{Gap: true})
 	select {
-	case <-broken:
+	case _ = <-broken: // why does not matter: it is tried again
 	case <-ctx.Done():
 	case <-s.done:
 	}

@@ -36,7 +36,7 @@ no = late()
 if no then return no end
 
 if lease then
-  return { 'lease_conflict', text(NOW), text(lease.expires_at - NOW) }
+  return { 'lease_conflict', text(NOW) }
 end
 if not log_ok() then return corrupt('log: wrong type') end
 if not fence and (redis.call('EXISTS', lock('logq'), lock('logm'), lock('hist')) > 0) then
