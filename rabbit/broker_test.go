@@ -117,6 +117,8 @@ type script struct {
 	beforeOK  func(c net.Conn)
 	deaf      bool
 	heartbeat uint16
+	// frameMax is the broker's; zero is the usual one.
+	frameMax uint32
 }
 
 // newScripted starts everything but the worker.
@@ -190,7 +192,10 @@ func (s *scripted) greet(b *peer, o script) {
 	if _, err := wire.ReadFrame(b.r, 1<<20); err != nil {
 		return
 	}
-	b.put(wire.Tune{ChannelMax: 2047, FrameMax: 131072, Heartbeat: o.heartbeat}.Append(nil, wire.ConnectionTune))
+	if o.frameMax == 0 {
+		o.frameMax = 131072
+	}
+	b.put(wire.Tune{ChannelMax: 2047, FrameMax: o.frameMax, Heartbeat: o.heartbeat}.Append(nil, wire.ConnectionTune))
 	for range 2 {
 		if _, err := wire.ReadFrame(b.r, 1<<20); err != nil {
 			return

@@ -55,6 +55,8 @@ type pending struct {
 	exchange string
 	// again: the worker may send this message once more under the same id.
 	again bool
+	// discarded: the broker dropped it with its transaction.
+	discarded bool
 }
 
 // channel is what the sidecar knows of a worker's channel.
@@ -67,6 +69,16 @@ type channel struct {
 	upTag     uint64
 	low       uint64
 	out       map[uint64]*pending
+	// fenced: a message that needs a lease went out on it, and so it is in confirm
+	// mode at the broker. tx: the worker selected transactions, and open is the one
+	// that it has not committed. The decider writes these.
+	fenced bool
+	tx     bool
+	open   transaction
+	// commits are, for every tx.commit that the broker has not answered, the last
+	// message of it. discarded: it dropped them with the channel.
+	commits   []uint64
+	discarded bool
 	// refused: the sidecar closed the channel on both sides. brokerDone says that
 	// the broker's answer has come.
 	refused, brokerDone bool
@@ -86,8 +98,10 @@ type conn struct {
 	ur     *bufio.Reader
 	down   *down
 
-	frameMax  int
-	heartbeat time.Duration
+	// frameMax is the worker's frame size, upFrameMax the one towards the broker.
+	frameMax   int
+	upFrameMax int
+	heartbeat  time.Duration
 	// vhost is the virtual host that the worker opened.
 	vhost string
 
@@ -118,8 +132,10 @@ type conn struct {
 	// ended: the worker broke the protocol, nothing more is read.
 	ended   bool
 	upWrote time.Time
-	// seq numbers publishes; it belongs to the decider.
-	seq uint64
+	// seq numbers publishes, and txHeld is what open transactions hold; both belong
+	// to the decider.
+	seq    uint64
+	txHeld int
 }
 
 // newConn prepares a connection; run does the work.
@@ -295,7 +311,11 @@ func (c *conn) settle(all []*pending) {
 	slices.SortFunc(all, func(a, b *pending) int { return cmp.Compare(a.seq, b.seq) })
 	var as []*fence.Accepted
 	for _, p := range all {
-		if p.a != nil {
+		switch {
+		case p.a == nil:
+		case p.discarded:
+			c.s.opts.Gate.End(p.a, leaseclient.OutcomeRefused)
+		default:
 			as = append(as, p.a)
 		}
 	}
@@ -395,7 +415,7 @@ func (c *conn) readBroker() {
 			set = now
 			_ = c.up.SetReadDeadline(now.Add(c.heartbeat*5/2 + time.Second))
 		}
-		f, err := wire.ReadFrame(c.ur, c.frameMax+wire.Overhead)
+		f, err := wire.ReadFrame(c.ur, c.upFrameMax+wire.Overhead)
 		if err != nil {
 			if !c.isLeaving() {
 				c.cut(errors.Join(errBrokerLost, err))
@@ -411,14 +431,33 @@ func (c *conn) readBroker() {
 		if !c.fromBroker(f) {
 			continue
 		}
-		if err := c.down.push(f); err != nil {
-			_ = c.client.SetReadDeadline(time.Unix(1, 0))
+		for _, g := range c.cutToSize(f) {
+			if err := c.down.push(g); err != nil {
+				_ = c.client.SetReadDeadline(time.Unix(1, 0))
+			}
 		}
 		if f.Method() == wire.ConnectionCloseOK {
 			// The broker's last word; it waits for the other side to hang up.
 			return
 		}
 	}
+}
+
+// cutToSize makes a body that was made for the broker's frame size fit into the
+// worker's. Nothing else can be cut, and nothing else is that large unless it was
+// published with larger frames than this worker reads.
+func (c *conn) cutToSize(f wire.Frame) []wire.Frame {
+	most := c.frameMax - wire.Overhead
+	if f.Type() != wire.FrameBody || len(f.Payload()) <= most {
+		return []wire.Frame{f}
+	}
+	var out []wire.Frame
+	for rest := f.Payload(); len(rest) > 0; {
+		n := min(len(rest), most)
+		out = append(out, wire.AppendFrame(nil, wire.FrameBody, f.Channel(), rest[:n]))
+		rest = rest[n:]
+	}
+	return out
 }
 
 // fromBroker acts on a frame and reports whether the worker gets it.
@@ -434,6 +473,8 @@ func (c *conn) fromBroker(f wire.Frame) bool {
 	case wire.BasicAck, wire.BasicNack:
 		c.confirmed(id, f, m == wire.BasicAck)
 		return false
+	case wire.TxCommitOK:
+		return c.committed(id)
 	case wire.ChannelClose:
 		return c.brokerCloses(id, f)
 	case wire.ChannelCloseOK:
@@ -530,10 +571,13 @@ func (c *conn) confirmed(id uint16, f wire.Frame, ack bool) {
 
 // brokerCloses handles the broker's channel.close. What was not confirmed by then
 // may or may not have arrived, save for messages to an exchange that the broker
-// says it does not have: those were refused, and the worker is being told.
+// says it does not have, and for those of a transaction whose commit it has not
+// come to: those were refused, and the worker is being told.
 func (c *conn) brokerCloses(id uint16, f wire.Frame) bool {
 	missing := func(*pending) bool { return false }
-	if cl, err := wire.ParseClose(f.Payload()); err == nil && cl.Code == notFound && cl.Method == wire.BasicPublish {
+	cl, err := wire.ParseClose(f.Payload())
+	overPublish := err == nil && cl.Method == wire.BasicPublish
+	if overPublish && cl.Code == notFound {
 		missing = func(p *pending) bool { return strings.Contains(cl.Text, "no exchange '"+p.exchange+"'") }
 	}
 	c.mu.Lock()
@@ -545,6 +589,12 @@ func (c *conn) brokerCloses(id uint16, f wire.Frame) bool {
 	refused := ch.refused
 	if !refused {
 		ch.brokerClosed = true
+	}
+	if ch.tx && overPublish && len(ch.commits) <= 1 {
+		// It closed over a message before the only commit, so there is none. What
+		// is still in the queue belongs to the same transaction.
+		ch.discarded = true
+		missing = func(*pending) bool { return true }
 	}
 	var gone []*pending
 	c.orphan(slices.DeleteFunc(c.take(ch), func(p *pending) bool {

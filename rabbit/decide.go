@@ -29,6 +29,8 @@ type verdict struct {
 	free   bool
 	ref    leaseclient.Ref
 	commit leaseclient.Commit
+	// held: it is judged at the commit of its transaction.
+	held bool
 	// again: the commit id follows from the message's own id, so the worker may
 	// ask for the same commit once more.
 	again bool
@@ -59,15 +61,24 @@ type batch struct {
 // go, in the order of the wire.
 func (c *conn) decide(batches <-chan []unit, items chan<- item) {
 	for units := range batches {
-		b := c.judge(units)
-		for i, u := range units {
-			v := &b.verdicts[i]
-			if v.group != nil {
-				b.await(v.group)
-				v.group.left--
-			}
-			c.apply(u, *v, items)
+		for len(units) > 0 {
+			n := cutAtCommit(units)
+			c.carry(units[:n], items)
+			units = units[n:]
 		}
+	}
+}
+
+// carry decides about units and carries them out.
+func (c *conn) carry(units []unit, items chan<- item) {
+	b := c.judge(units)
+	for i, u := range units {
+		v := &b.verdicts[i]
+		if v.group != nil {
+			b.await(v.group)
+			v.group.left--
+		}
+		c.apply(u, *v, items)
 	}
 }
 
@@ -135,8 +146,15 @@ func (c *conn) judge(units []unit) *batch {
 	out := make([]verdict, len(units))
 	var groups []*group
 	byRef := make(map[leaseclient.Ref]*group)
+	modes := make(map[uint16]bool)
 	for i, u := range units {
 		if u.publish == nil {
+			switch u.method {
+			case wire.ChannelOpen:
+				modes[u.channel] = false
+			case wire.TxSelect:
+				modes[u.channel] = true
+			}
 			continue
 		}
 		if ch := c.channel(u.channel); ch != nil && c.dropping(ch) {
@@ -149,8 +167,9 @@ func (c *conn) judge(units []unit) *batch {
 			continue
 		}
 		v := c.resolve(u.publish)
+		v.held = c.inTx(u.channel, modes)
 		out[i] = v
-		if v.err != nil || v.free {
+		if v.err != nil || v.free || v.held {
 			continue
 		}
 		g := byRef[v.ref]
@@ -187,6 +206,16 @@ func (c *conn) judge(units []unit) *batch {
 		go start()
 	}
 	return b
+}
+
+// inTx reports whether a publish is part of a transaction: by what the channel is,
+// or becomes by what stands before it in the batch.
+func (c *conn) inTx(id uint16, modes map[uint16]bool) bool {
+	if tx, ok := modes[id]; ok {
+		return tx
+	}
+	ch := c.channel(id)
+	return ch != nil && ch.tx
 }
 
 // begin asks the gate about the publishes of one lease.
@@ -379,13 +408,11 @@ func (c *conn) apply(u unit, v verdict, items chan<- item) {
 		}
 		c.pass(item{ch: ch, channel: u.channel, bytes: u.frame, confirm: true}, items)
 	case wire.TxSelect:
-		if ch != nil {
-			if !c.dropping(ch) {
-				c.refuseChannel(u.channel, ch, preconditionFailed, "PRECONDITION_FAILED - "+string(leaseclient.CodeUnsupported)+": transactions are not fenced yet; use publisher confirms", u.method, items)
-			}
-			return
-		}
-		c.pass(item{channel: u.channel, bytes: u.frame}, items)
+		c.txSelect(u, ch, items)
+	case wire.TxCommit:
+		c.txCommit(u, ch, items)
+	case wire.TxRollback:
+		c.txRollback(u, ch, items)
 	default:
 		if ch != nil && c.dropping(ch) {
 			return
@@ -399,6 +426,7 @@ func (c *conn) apply(u unit, v verdict, items chan<- item) {
 // known of the old one must not be mixed with the new.
 func (c *conn) opened(u unit, items chan<- item) {
 	if ch := c.channel(u.channel); ch != nil {
+		c.forget(ch)
 		c.mu.Lock()
 		open := !ch.refused && !ch.closing
 		c.mu.Unlock()
@@ -429,6 +457,7 @@ func (c *conn) workerCloses(u unit, items chan<- item) {
 		return
 	}
 	if ch != nil {
+		c.forget(ch)
 		c.mu.Lock()
 		ch.closing = true
 		c.mu.Unlock()
@@ -446,6 +475,7 @@ func (c *conn) workerClosedOK(u unit, items chan<- item) {
 	}
 	c.mu.Unlock()
 	if answer {
+		c.forget(ch)
 		c.pass(item{ch: ch, channel: u.channel, bytes: u.frame}, items)
 	}
 }
@@ -471,6 +501,17 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		c.violated(&protocolError{540, "NOT_IMPLEMENTED - immediate=true"})
 		return
 	}
+	if ch.tx {
+		if v.a != nil {
+			// It was judged as if it stood alone.
+			c.s.opts.Gate.End(v.a, leaseclient.OutcomeCancelled)
+		}
+		c.hold(u, v, ch, items)
+		return
+	}
+	if v.held && !v.free && v.err == nil {
+		v.err = &leaseclient.Error{Code: leaseclient.CodeUnavailable, Op: "begin", Detail: "the transaction that this message came for is not there"}
+	}
 	p := &pending{a: v.a, exchange: u.publish.Exchange, again: v.again}
 	c.seq++
 	p.seq = c.seq
@@ -479,7 +520,7 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		p.tag = ch.tag
 	}
 	if v.free {
-		c.pass(item{ch: ch, channel: u.channel, bytes: u.publish.frames(u.channel, u.publish.clean(), c.frameMax), p: p}, items)
+		c.pass(item{ch: ch, channel: u.channel, bytes: u.publish.frames(u.channel, u.publish.clean(), c.upFrameMax), p: p}, items)
 		return
 	}
 	if v.err != nil {
@@ -491,16 +532,14 @@ func (c *conn) publish(u unit, v verdict, items chan<- item) {
 		return
 	}
 	props := u.publish.stamped(v.a.Stamp)
-	if len(props)+12+wire.Overhead > c.frameMax {
+	if c.tooLong(props) {
 		c.s.opts.Gate.End(v.a, leaseclient.OutcomeCancelled)
-		c.refuse(u, ch, p, &leaseclient.Error{
-			Code: leaseclient.CodeTooLarge, Op: "stamp",
-			Detail: "the properties with the stamp do not fit into one frame of the size that this connection agreed on",
-		}, items)
+		c.refuse(u, ch, p, errStampTooLong(), items)
 		return
 	}
 	c.s.opts.OnVerdict("")
-	c.pass(item{ch: ch, channel: u.channel, bytes: u.publish.frames(u.channel, props, c.frameMax), p: p}, items)
+	ch.fenced = true
+	c.pass(item{ch: ch, channel: u.channel, bytes: u.publish.frames(u.channel, props, c.upFrameMax), p: p}, items)
 }
 
 // refuse tells the worker that a publish was not accepted, in the form that its
@@ -540,8 +579,5 @@ func (c *conn) answerPrior(u unit, ch *channel, p *pending, o leaseclient.Outcom
 		}
 		return
 	}
-	c.refuse(u, ch, p, &leaseclient.Error{
-		Code: leaseclient.CodeOutcomeUnknown, Op: "publish",
-		Detail: "this message was accepted before and ended as " + string(o),
-	}, items)
+	c.refuse(u, ch, p, priorError(o), items)
 }

@@ -42,8 +42,11 @@
 //   - Closing of a channel or connection waits until what was accepted on it is
 //     confirmed. A client that publishes and leaves would otherwise cause every
 //     message to be published twice.
-//   - The worker negotiates its frame size with the broker. A stamp that pushes a
-//     header past it makes that one publish refused.
-//   - Transactions are refused: their decision falls at the commit, which is not
-//     built yet.
+//   - The worker is offered a frame size that leaves room for the stamp; frames
+//     towards the broker are larger by that. A stamp that does not fit all the same
+//     makes that one publish refused.
+//   - A transaction is decided at its commit, under one lock, all or nothing. Until
+//     then its messages wait in the sidecar: a stamp says when its message was
+//     accepted. The commit is not sent unless all of them were, and the end of the
+//     channel rolls the broker's half back.
 package rabbit

@@ -56,10 +56,17 @@ const settleStep = 10 * time.Second
 // publisher is a connection of the effector's own with one channel in confirm
 // mode.
 type publisher struct {
-	conn     net.Conn
-	r        *bufio.Reader
+	conn net.Conn
+	r    *bufio.Reader
+	// limit is the largest frame that it wishes for, frameMax what was agreed on.
+	limit    int
 	frameMax int
 	tag      uint64
+}
+
+// newPublisher speaks over a connection.
+func newPublisher(nc net.Conn) *publisher {
+	return &publisher{conn: nc, r: bufio.NewReaderSize(nc, 64<<10), limit: initialFrame, frameMax: initialFrame}
 }
 
 // refusedError is a broker that closes instead of answering.
@@ -137,7 +144,7 @@ func (e *Effector) connect(ctx context.Context, vhost string) (*publisher, error
 	if err != nil {
 		return nil, err
 	}
-	p := &publisher{conn: nc, r: bufio.NewReaderSize(nc, 64<<10), frameMax: initialFrame}
+	p := newPublisher(nc)
 	uri := e.uri
 	uri.Vhost = vhost
 	if err := p.open(uri); err != nil {
@@ -175,8 +182,8 @@ func (p *publisher) open(uri amqp091.URI) error {
 		return err
 	}
 	tune.Heartbeat = 0
-	if tune.FrameMax == 0 || tune.FrameMax > initialFrame {
-		tune.FrameMax = initialFrame
+	if tune.FrameMax == 0 || int64(tune.FrameMax) > int64(p.limit) {
+		tune.FrameMax = uint32(p.limit)
 	}
 	p.frameMax = int(tune.FrameMax)
 	out := tune.Append(nil, wire.ConnectionTuneOK)

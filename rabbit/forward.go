@@ -25,8 +25,8 @@ type item struct {
 	room int64
 	// p is set for a publish.
 	p *pending
-	// confirm: it is the worker's confirm.select.
-	confirm bool
+	// confirm: it is the worker's confirm.select; commit: its tx.commit.
+	confirm, commit bool
 	// drainChannel and drain wait until everything sent before is settled, on
 	// the channel or on all.
 	drainChannel, drain bool
@@ -94,6 +94,9 @@ func (c *conn) place(it item, buf []byte, held []*pending) ([]byte, []*pending) 
 	if it.confirm && ch != nil {
 		ch.upConfirm = true
 	}
+	if it.commit && ch != nil {
+		ch.commits = append(ch.commits, ch.upTag)
+	}
 	if it.p == nil {
 		return append(buf, it.bytes...), held
 	}
@@ -102,14 +105,15 @@ func (c *conn) place(it item, buf []byte, held []*pending) ([]byte, []*pending) 
 	}
 	if c.err != nil || ch.brokerClosed {
 		// It goes nowhere from here; settlement takes it.
+		it.p.discarded = ch.discarded
 		c.orphan([]*pending{it.p})
 		return buf, held
 	}
-	if it.p.a != nil && !ch.upConfirm {
+	if it.p.a != nil && !ch.upConfirm && !ch.tx {
 		ch.upConfirm = true
 		buf = wire.AppendMethod(buf, it.channel, wire.ConfirmSelect, []byte{1})
 	}
-	if ch.upConfirm {
+	if ch.upConfirm || ch.tx {
 		ch.upTag++
 		ch.out[ch.upTag] = it.p
 		c.count(it.p, 1)

@@ -75,7 +75,13 @@ func (c *conn) relayHandshake() error {
 		if f.Type() == wire.FrameHeartbeat {
 			continue
 		}
-		if _, err := c.client.Write(f); err != nil {
+		told := f
+		if f.Method() == wire.ConnectionTune {
+			if told, err = offered(f); err != nil {
+				return fmt.Errorf("read the broker's handshake: %w", err)
+			}
+		}
+		if _, err := c.client.Write(told); err != nil {
 			return fmt.Errorf("answer the worker's handshake: %w", err)
 		}
 		switch f.Method() {
@@ -93,7 +99,7 @@ func (c *conn) relayHandshake() error {
 			if err != nil {
 				return err
 			}
-			if err := c.note(f, g); err != nil {
+			if g, err = c.note(f, g); err != nil {
 				return err
 			}
 			if _, err := c.up.Write(g); err != nil {
@@ -103,16 +109,17 @@ func (c *conn) relayHandshake() error {
 	}
 }
 
-// note keeps what the worker chose in its handshake.
-func (c *conn) note(question, answer wire.Frame) error {
+// note keeps what the worker chose in its handshake, and returns what the broker
+// hears of it.
+func (c *conn) note(question, answer wire.Frame) (wire.Frame, error) {
 	var err error
 	switch answer.Method() {
 	case wire.ConnectionTuneOK:
-		err = c.tuned(question, answer)
+		return c.tuned(question, answer)
 	case wire.ConnectionOpen:
 		c.vhost, err = wire.ParseOpen(answer.Payload())
 	}
-	return err
+	return answer, err
 }
 
 // answer reads the next frame of the worker's handshake, which must be the given
@@ -147,26 +154,55 @@ func (c *conn) turnAway(pe *protocolError) {
 	c.lastWords()
 }
 
-// tuned notes what the worker chose.
-func (c *conn) tuned(tune, tuneOK wire.Frame) error {
-	offered, err := wire.ParseTune(tune.Payload())
+// stampRoom is how much larger frames towards the broker may be than the
+// worker's: a stamp with identifiers of full length and a message id fit into it.
+const stampRoom = 2 << 10
+
+// offered is the broker's tune with room for the stamp kept back.
+func offered(tune wire.Frame) (wire.Frame, error) {
+	t, err := wire.ParseTune(tune.Payload())
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if t.FrameMax >= minOffer+stampRoom {
+		t.FrameMax -= stampRoom
+	}
+	return t.Append(nil, wire.ConnectionTune), nil
+}
+
+// minOffer is the least that a worker is offered: brokers and clients of later
+// versions do not go below it. A broker that has less to offer leaves no room for
+// the stamp.
+const minOffer = 8192
+
+// maxFrame bounds frames where neither side has a limit.
+const maxFrame = 16 << 20
+
+// tuned notes what the worker chose and gives the broker's frames the room back.
+func (c *conn) tuned(tune, tuneOK wire.Frame) (wire.Frame, error) {
+	limit, err := wire.ParseTune(tune.Payload())
+	if err != nil {
+		return nil, err
 	}
 	chosen, err := wire.ParseTune(tuneOK.Payload())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	size := chosen.FrameMax
-	if size == 0 {
-		size = offered.FrameMax
+	size, up := chosen.FrameMax, chosen.FrameMax
+	switch {
+	case size == 0 && limit.FrameMax == 0:
+		size, up = maxFrame, maxFrame
+	case size == 0:
+		// Not an answer to an offer with a limit; the broker says so.
+		size = limit.FrameMax
+	case size <= maxFrame && (limit.FrameMax == 0 || size+stampRoom <= limit.FrameMax):
+		chosen.FrameMax += stampRoom
+		up = chosen.FrameMax
 	}
-	if size == 0 || size > 16<<20 {
-		size = 16 << 20
-	}
-	c.frameMax = max(int(size), wire.MinFrameMax)
+	c.frameMax = max(min(int(size), maxFrame), wire.MinFrameMax)
+	c.upFrameMax = max(min(int(up), maxFrame), c.frameMax)
 	c.heartbeat = time.Duration(chosen.Heartbeat) * time.Second
-	return nil
+	return chosen.Append(nil, wire.ConnectionTuneOK), nil
 }
 
 // relayRefusal passes a worker's answer to a broker that turned it away.

@@ -358,16 +358,6 @@ func TestRefusalWithoutConfirmsClosesTheChannelOnly(t *testing.T) {
 	s.closed()
 }
 
-func TestTransactionsAreRefused(t *testing.T) {
-	s := newSetup(t)
-	_, ch := s.worker()
-	err := ch.Tx()
-	e, ok := errors.AsType[*amqp091.Error](err)
-	if !ok || e.Code != 406 || !strings.Contains(e.Reason, "operation_not_fenced") {
-		t.Fatalf("tx.select: %v", err)
-	}
-}
-
 func TestConsumersAndReturnsPassThrough(t *testing.T) {
 	s := newSetup(t)
 	_, ch := s.worker()
@@ -659,7 +649,7 @@ func (s *setup) rawClient() (net.Conn, *bufio.Reader) {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = c.Close() })
-	p := &publisher{conn: c, r: bufio.NewReader(c), frameMax: initialFrame}
+	p := newPublisher(c)
 	uri, _, err := address(brokerURL(s.t))
 	if err != nil {
 		s.t.Fatal(err)

@@ -25,11 +25,17 @@ const (
 	BasicReturn        Method = 60<<16 | 50
 	BasicDeliver       Method = 60<<16 | 60
 	BasicGetOK         Method = 60<<16 | 71
+	BasicGet           Method = 60<<16 | 70
 	BasicAck           Method = 60<<16 | 80
 	BasicNack          Method = 60<<16 | 120
 	ConfirmSelect      Method = 85<<16 | 10
 	ConfirmSelectOK    Method = 85<<16 | 11
 	TxSelect           Method = 90<<16 | 10
+	TxSelectOK         Method = 90<<16 | 11
+	TxCommit           Method = 90<<16 | 20
+	TxCommitOK         Method = 90<<16 | 21
+	TxRollback         Method = 90<<16 | 30
+	TxRollbackOK       Method = 90<<16 | 31
 )
 
 // OfConnection reports whether a method belongs to the connection, and with that
