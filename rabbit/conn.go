@@ -57,6 +57,10 @@ type pending struct {
 	again bool
 	// discarded: the broker dropped it with its transaction.
 	discarded bool
+	// ack: it is an acknowledgement, which the broker does not answer.
+	ack bool
+	// listed: it is in its channel's list, and what becomes of that becomes of it.
+	listed bool
 }
 
 // channel is what the sidecar knows of a worker's channel.
@@ -79,6 +83,8 @@ type channel struct {
 	// message of it. discarded: it dropped them with the channel.
 	commits   []uint64
 	discarded bool
+	// deliveries are for acknowledgements that need a lease.
+	deliveries deliveries
 	// refused: the sidecar closed the channel on both sides. brokerDone says that
 	// the broker's answer has come.
 	refused, brokerDone bool
@@ -480,6 +486,7 @@ func (c *conn) fromBroker(f wire.Frame) bool {
 	case wire.ChannelCloseOK:
 		return c.brokerClosedOK(id)
 	}
+	c.answers(id, f)
 	c.mu.Lock()
 	ch := c.channels[id]
 	pass := ch == nil || !ch.refused

@@ -63,7 +63,7 @@ func (c *conn) decide(batches <-chan []unit, items chan<- item) {
 	for units := range batches {
 		for len(units) > 0 {
 			n := cutAtCommit(units)
-			c.carry(units[:n], items)
+			c.carry(c.splitAcks(units[:n]), items)
 			units = units[n:]
 		}
 	}
@@ -148,7 +148,7 @@ func (c *conn) judge(units []unit) *batch {
 	byRef := make(map[leaseclient.Ref]*group)
 	modes := make(map[uint16]bool)
 	for i, u := range units {
-		if u.publish == nil {
+		if u.publish == nil && u.ack == nil {
 			switch u.method {
 			case wire.ChannelOpen:
 				modes[u.channel] = false
@@ -166,7 +166,7 @@ func (c *conn) judge(units []unit) *batch {
 			}
 			continue
 		}
-		v := c.resolve(u.publish)
+		v := c.resolveUnit(u)
 		v.held = c.inTx(u.channel, modes)
 		out[i] = v
 		if v.err != nil || v.free || v.held {
@@ -260,6 +260,14 @@ func repeats(err error) bool {
 	return inFlight || leaseclient.CodeOf(err) == leaseclient.CodeIdempotencyConflict
 }
 
+// resolveUnit finds the lease of a publish or of an acknowledgement.
+func (c *conn) resolveUnit(u unit) verdict {
+	if u.ack != nil {
+		return c.resolveAck(u.ack)
+	}
+	return c.resolve(u.publish)
+}
+
 // resolve asks the policy which lease a publish needs, and makes its commit.
 func (c *conn) resolve(p *publish) verdict {
 	w := wishesOf(p)
@@ -268,7 +276,7 @@ func (c *conn) resolve(p *publish) verdict {
 		return verdict{err: &leaseclient.Error{Code: leaseclient.CodePolicyDenied, Op: "resolve identity", Detail: "CC and BCC must be lists of texts"}}
 	}
 	d, err := c.s.opts.Policy().ResolvePublish(policy.Publish{
-		Exchange: p.Exchange, RoutingKey: p.RoutingKey, MoreKeys: keys, Header: headerSource(p), Body: p.body,
+		Exchange: p.Exchange, RoutingKey: p.RoutingKey, MoreKeys: keys, Header: headerSource(p.props), Body: p.body,
 	})
 	switch {
 	case err != nil:
@@ -332,11 +340,11 @@ func moreKeys(p *publish) ([]string, bool) {
 }
 
 // headerSource answers {header.<name>} of a policy.
-func headerSource(p *publish) func(string) policy.Value {
+func headerSource(props *wire.Properties) func(string) policy.Value {
 	return func(name string) policy.Value {
 		var v policy.Value
 		n := 0
-		p.props.Headers(func(f wire.Field) {
+		props.Headers(func(f wire.Field) {
 			if f.Key != name {
 				return
 			}
@@ -390,6 +398,10 @@ func (c *conn) apply(u unit, v verdict, items chan<- item) {
 		return
 	}
 	ch := c.channel(u.channel)
+	if u.ack != nil {
+		c.acknowledge(u, ch, v, items)
+		return
+	}
 	switch u.method {
 	case wire.ChannelOpen:
 		c.opened(u, items)
@@ -417,7 +429,9 @@ func (c *conn) apply(u unit, v verdict, items chan<- item) {
 		if ch != nil && c.dropping(ch) {
 			return
 		}
-		c.pass(item{ch: ch, channel: u.channel, bytes: u.frame}, items)
+		if c.asks(u, ch, items) {
+			c.pass(item{ch: ch, channel: u.channel, bytes: u.frame}, items)
+		}
 	}
 }
 

@@ -99,6 +99,12 @@ func (e *Effector) Settle(ctx context.Context, entries []leaseclient.Entry) ([]l
 		}
 	}()
 	for _, entry := range entries {
+		if isAck(entry.Effect) {
+			// Only the channel that the message was delivered on can do it. If it
+			// did not arrive, the broker gives the message out again.
+			out = append(out, leaseclient.OutcomeCancelled)
+			continue
+		}
 		vhost, m, err := decodeEffect(entry.Effect)
 		if err != nil {
 			e.opts.Logger.Error("a commit in the log cannot be read", zap.String("commit_id", entry.ID), zap.Error(err))

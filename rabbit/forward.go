@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/starintel/fencerider/fence/failpoint"
+	"github.com/starintel/fencerider/leaseclient"
 	"github.com/starintel/fencerider/rabbit/wire"
 )
 
@@ -109,13 +110,18 @@ func (c *conn) place(it item, buf []byte, held []*pending) ([]byte, []*pending) 
 		c.orphan([]*pending{it.p})
 		return buf, held
 	}
-	if it.p.a != nil && !ch.upConfirm && !ch.tx {
+	if it.p.a != nil && !it.p.ack && !ch.upConfirm && !ch.tx {
 		ch.upConfirm = true
 		buf = wire.AppendMethod(buf, it.channel, wire.ConfirmSelect, []byte{1})
+	}
+	if it.p.ack && !ch.tx {
+		// There is no answer to wait for; what is written counts.
+		return append(buf, it.bytes...), append(held, it.p)
 	}
 	if ch.upConfirm || ch.tx {
 		ch.upTag++
 		ch.out[ch.upTag] = it.p
+		it.p.listed = true
 		c.count(it.p, 1)
 	}
 	return append(buf, it.bytes...), append(held, it.p)
@@ -125,6 +131,7 @@ func (c *conn) place(it item, buf []byte, held []*pending) ([]byte, []*pending) 
 // everything in it may still be sent.
 func (c *conn) flush(buf []byte, held []*pending) []byte {
 	if len(buf) == 0 || c.failure() != nil {
+		c.unsent(held)
 		return buf[:0]
 	}
 	deadline := time.Time{}
@@ -137,6 +144,7 @@ func (c *conn) flush(buf []byte, held []*pending) []byte {
 		left := p.a.Remaining()
 		if left <= 0 {
 			c.cut(errLate)
+			c.unsent(held)
 			return buf[:0]
 		}
 		if d := time.Now().Add(left); deadline.IsZero() || d.Before(deadline) {
@@ -149,6 +157,9 @@ func (c *conn) flush(buf []byte, held []*pending) []byte {
 	_ = c.up.SetWriteDeadline(deadline)
 	if _, err := c.up.Write(buf); err != nil {
 		c.cut(err)
+		c.unsent(held)
+	} else {
+		c.acked(held)
 	}
 	c.mu.Lock()
 	c.upWrote = time.Now()
@@ -157,6 +168,28 @@ func (c *conn) flush(buf []byte, held []*pending) []byte {
 		return nil
 	}
 	return buf[:0]
+}
+
+// unsent hands over acknowledgements that may not have been written. Publishes are
+// in their channels' lists.
+func (c *conn) unsent(held []*pending) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range held {
+		if p.ack && !p.listed {
+			c.orphan([]*pending{p})
+		}
+	}
+}
+
+// acked ends acknowledgements that were written.
+func (c *conn) acked(held []*pending) {
+	for _, p := range held {
+		if p.ack && !p.listed {
+			failpoint.Hit("rabbit.after-effect")
+			c.s.opts.Gate.End(p.a, leaseclient.OutcomeConfirmed)
+		}
+	}
 }
 
 // drainFor waits until no fenced message that was sent is open, on one channel or

@@ -31,7 +31,9 @@ type transaction struct {
 	// ids are the commit ids, to find one that is there twice.
 	ids      map[string]bool
 	messages []txMessage
-	bytes    int
+	// acks are the acknowledgements in it that need the lease.
+	acks  []txAck
+	bytes int
 }
 
 // txMessage is one publish of a transaction.
@@ -62,11 +64,8 @@ func (t *transaction) joins(ref leaseclient.Ref) error {
 // add takes a publish in.
 func (t *transaction) add(p *publish, v verdict, used int) error {
 	size := len(p.raw) + len(p.body) + len(v.commit.Effect)
-	if len(t.messages) >= txMessages || used+size > txBytes {
-		return &leaseclient.Error{
-			Code: leaseclient.CodeTooLarge, Op: "transaction",
-			Detail: "a transaction may have at most " + strconv.Itoa(txMessages) + " messages, and those of one connection " + strconv.Itoa(txBytes) + " bytes",
-		}
+	if len(t.messages)+len(t.acks) >= txMessages || used+size > txBytes {
+		return errTxFull()
 	}
 	if !v.free {
 		if err := t.joins(v.ref); err != nil {
@@ -85,6 +84,14 @@ func (t *transaction) add(p *publish, v verdict, used int) error {
 	t.messages = append(t.messages, txMessage{p, v})
 	t.bytes += size
 	return nil
+}
+
+// errTxFull refuses what goes over the bounds of a transaction.
+func errTxFull() error {
+	return &leaseclient.Error{
+		Code: leaseclient.CodeTooLarge, Op: "transaction",
+		Detail: "a transaction may have at most " + strconv.Itoa(txMessages) + " messages, and those of one connection " + strconv.Itoa(txBytes) + " bytes",
+	}
 }
 
 // cutAtCommit is how many units may be decided together. A commit is decided
@@ -150,7 +157,10 @@ func (c *conn) txRollback(u unit, ch *channel, items chan<- item) {
 		if c.dropping(ch) {
 			return
 		}
-		c.forget(ch)
+		t := c.forget(ch)
+		c.mu.Lock()
+		ch.deliveries.unacknowledge(t.acks)
+		c.mu.Unlock()
 	}
 	c.pass(item{ch: ch, channel: u.channel, bytes: u.frame}, items)
 }
@@ -166,7 +176,7 @@ func (c *conn) txCommit(u unit, ch *channel, items chan<- item) {
 		return
 	}
 	t := c.forget(ch)
-	as, err := c.beginTx(t)
+	as, acks, err := c.beginTx(t)
 	if err != nil {
 		c.refuseTx(u.channel, ch, err, u.method, items)
 		return
@@ -194,7 +204,7 @@ func (c *conn) txCommit(u unit, ch *channel, items chan<- item) {
 		out = append(out, item{ch: ch, channel: u.channel, bytes: m.publish.frames(u.channel, props, c.upFrameMax), p: p})
 	}
 	if err != nil {
-		for _, a := range as {
+		for _, a := range append(as, acks...) {
 			if a != nil {
 				c.s.opts.Gate.End(a, leaseclient.OutcomeCancelled)
 			}
@@ -208,12 +218,17 @@ func (c *conn) txCommit(u unit, ch *channel, items chan<- item) {
 		}
 		c.pass(it, items)
 	}
+	for _, a := range acks {
+		// The broker has these already; they are in its list for the answer.
+		c.seq++
+		c.pass(item{ch: ch, channel: u.channel, p: &pending{a: a, seq: c.seq, ack: true}}, items)
+	}
 	c.pass(item{ch: ch, channel: u.channel, bytes: u.frame, commit: true}, items)
 }
 
 // beginTx begins the commits of a transaction. The result has a place for every
-// message; nil where it needs no lease.
-func (c *conn) beginTx(t transaction) ([]*fence.Accepted, error) {
+// message; nil where it needs no lease. The acknowledgements follow.
+func (c *conn) beginTx(t transaction) (messages, acks []*fence.Accepted, err error) {
 	out := make([]*fence.Accepted, len(t.messages))
 	var at []int
 	var commits []leaseclient.Commit
@@ -223,8 +238,11 @@ func (c *conn) beginTx(t transaction) ([]*fence.Accepted, error) {
 			commits = append(commits, m.verdict.commit)
 		}
 	}
-	if len(at) == 0 {
-		return out, nil
+	for _, a := range t.acks {
+		commits = append(commits, a.verdict.commit)
+	}
+	if len(commits) == 0 {
+		return out, nil, nil
 	}
 	failpoint.Hit("rabbit.before-begin")
 	ctx, cancel := context.WithTimeout(c.ctx, c.s.opts.Timeout)
@@ -232,12 +250,12 @@ func (c *conn) beginTx(t transaction) ([]*fence.Accepted, error) {
 	as, err := c.s.opts.Gate.Begin(ctx, t.ref, commits)
 	failpoint.Hit("rabbit.after-begin")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for n, i := range at {
 		out[i] = as[n]
 	}
-	return out, nil
+	return out, as[len(at):], nil
 }
 
 // refuseTx tells the worker that a transaction is over. The broker's half of it is

@@ -60,6 +60,8 @@ type unit struct {
 	method  wire.Method
 	frame   wire.Frame
 	publish *publish
+	// ack is set for an acknowledgement that needs a lease.
+	ack *ackUse
 }
 
 // content is a publish that is being read.

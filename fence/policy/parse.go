@@ -335,11 +335,16 @@ func (p *parser) opening(n *yaml.Node, at string) {
 
 // rabbit reads the half about messages.
 func (p *parser) rabbit(n *yaml.Node) {
-	m := p.object(n, "rabbit", "unmatched", "rules")
+	m := p.object(n, "rabbit", "unmatched", "rules", "acks")
 	p.policy.rabbit.unmatched = p.unmatched(m["unmatched"], "rabbit.unmatched")
 	if v := m["rules"]; v != nil {
 		for i, r := range p.list(v, "rabbit.rules") {
 			p.rabbitRule(r, fmt.Sprintf("rabbit.rules[%d]", i))
+		}
+	}
+	if v := m["acks"]; v != nil {
+		for i, r := range p.list(v, "rabbit.acks") {
+			p.ackRule(r, fmt.Sprintf("rabbit.acks[%d]", i))
 		}
 	}
 }

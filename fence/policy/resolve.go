@@ -252,7 +252,7 @@ func (w DocumentWrite) lookup() lookup {
 			return doc.member(s.path)
 		case sourceHeader:
 			return header(w.Header, s.name)
-		case sourceExchange, sourceRoutingKey, sourceRoutingWord, sourceBody:
+		case sourceExchange, sourceRoutingKey, sourceRoutingWord, sourceBody, sourceQueue:
 		}
 		return "", problemAbsent
 	}
@@ -279,7 +279,7 @@ func (m Publish) lookup(key string, body *payload) lookup {
 			return body.member(s.path)
 		case sourceHeader:
 			return header(m.Header, s.name)
-		case sourceDatabase, sourceDocID, sourceDoc:
+		case sourceDatabase, sourceDocID, sourceDoc, sourceQueue:
 		}
 		return "", problemAbsent
 	}

@@ -32,6 +32,7 @@ type couchPolicy struct {
 type rabbitPolicy struct {
 	unmatched unmatched
 	rules     []rabbitRule
+	acks      []ackRule
 }
 
 // unmatched says what happens to a write that no rule matches.
@@ -211,7 +212,7 @@ func (p *Policy) Unprotected() []string {
 	if p.rabbit.unmatched == unmatchedPass {
 		list = append(list, "rabbit.unmatched: pass")
 	}
-	return list
+	return append(list, p.rabbit.unprotectedAcks()...)
 }
 
 // Free reports whether everything in a database may pass without a lease: it is

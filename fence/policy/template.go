@@ -26,6 +26,7 @@ type side uint8
 const (
 	couchSide side = 1 << iota
 	rabbitSide
+	ackSide
 )
 
 // sourceKind tells the sources of a template apart.
@@ -40,6 +41,7 @@ const (
 	sourceRoutingKey
 	sourceRoutingWord
 	sourceBody
+	sourceQueue
 )
 
 // source is one place of a write that a template reads.
@@ -180,6 +182,7 @@ func cutSource(s string) (inside, after string, ok bool) {
 var sourceForms = map[side]string{
 	couchSide:  "{doc.<path>}, {doc._id}, {database}, {header.<name>}",
 	rabbitSide: "{header.<name>}, {routing_key}, {routing_key[n]}, {exchange}, {body.<path>}",
+	ackSide:    "{queue}, {header.<name>}, {routing_key}, {routing_key[n]}, {exchange}",
 }
 
 // parseSource reads what stands between two braces.
@@ -204,21 +207,23 @@ func readSource(text string) (source, side, error) {
 	case text == "database":
 		return source{kind: sourceDatabase}, couchSide, nil
 	case text == "exchange":
-		return source{kind: sourceExchange}, rabbitSide, nil
+		return source{kind: sourceExchange}, rabbitSide | ackSide, nil
+	case text == "queue":
+		return source{kind: sourceQueue}, ackSide, nil
 	case text == "routing_key":
-		return source{kind: sourceRoutingKey}, rabbitSide, nil
+		return source{kind: sourceRoutingKey}, rabbitSide | ackSide, nil
 	case strings.HasPrefix(text, "routing_key[") && strings.HasSuffix(text, "]"):
 		digits := text[len("routing_key[") : len(text)-1]
 		n, err := strconv.ParseUint(digits, 10, 16)
 		if err != nil || n > maxWordIndex || strconv.FormatUint(n, 10) != digits {
-			return source{}, rabbitSide, fmt.Errorf("the word must be a number from 0 to %d", maxWordIndex)
+			return source{}, rabbitSide | ackSide, fmt.Errorf("the word must be a number from 0 to %d", maxWordIndex)
 		}
-		return source{kind: sourceRoutingWord, index: int(n)}, rabbitSide, nil
+		return source{kind: sourceRoutingWord, index: int(n)}, rabbitSide | ackSide, nil
 	case dotted && head == "header":
 		if tail == "" {
-			return source{}, couchSide | rabbitSide, fmt.Errorf("the header has no name")
+			return source{}, couchSide | rabbitSide | ackSide, fmt.Errorf("the header has no name")
 		}
-		return source{kind: sourceHeader, name: tail}, couchSide | rabbitSide, nil
+		return source{kind: sourceHeader, name: tail}, couchSide | rabbitSide | ackSide, nil
 	case text == "doc._id":
 		return source{kind: sourceDocID}, couchSide, nil
 	case dotted && head == "doc":
